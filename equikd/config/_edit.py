@@ -1,0 +1,232 @@
+"""Editing configs: `override` sets values by path, `diff` lists what differs, `with_defaults` spells defaults out.
+
+Configs and nodes are immutable; every edit is a copy. Roles are fixed when a value is written and kept by edits: where a
+float stands, `1` becomes `1.0`; a string there is an error.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from equikd.config._dataclass import comparison_key
+from equikd.config._names import display_name
+from equikd.config._node import parts, pin, with_arguments
+from equikd.config._roles import is_array, normalise, plan, spell
+from equikd.config._signatures import mentions, named_parameters, signature_of
+from equikd.config._values import Pin, is_config, is_node, is_part, number
+from equikd.errors import ConfigError, listing, message, nearest, report
+from equikd.tree import PathError, Wildcard, find, get, items, join, matches, parse, update, walk
+
+T = TypeVar("T")
+
+
+def override(cfg: T, changes: Mapping[str, Any]) -> T:
+    """A copy of a config with other values at some paths.
+
+    Args:
+        cfg: a config, node or container; a trainer.
+        changes: `{path: value}`; globs (`"**.weight_decay"`) must match something. New arguments of a node may be set
+            where its signature has them.
+
+    Returns:
+        The edited copy.
+
+    Raises:
+        ConfigError: all wrong paths and values at once, with near matches.
+
+    Example:
+        >>> import optax
+        >>> from equikd.config import lazy
+        >>> override({"optimizer": lazy(optax.adamw)(3e-4)}, {"optimizer.learning_rate": 1})
+        {'optimizer': optax.adamw(learning_rate=1.0)}
+    """
+    errors = []
+    for path, value in changes.items():
+        try:
+            for target in _targets(cfg, path):
+                new = _checked(cfg, target, number(value))
+                cfg = update(cfg, target, lambda old, new=new: new)
+        except (ConfigError, PathError) as error:
+            errors.append(str(error))
+    if errors:
+        raise ConfigError(report(f"{len(errors)} overrides are wrong", errors))
+    return cfg
+
+
+def _targets(cfg: Any, path: str) -> list[str]:
+    keys = parse(path)
+    if not keys:
+        raise ConfigError(message("an override names a part of the config", got=repr(path), expected="a path"))
+    if not any(isinstance(key, Wildcard) for key in keys):
+        _exists(cfg, path)
+        return [path]
+    found = [join(at) for at, _ in walk(cfg) if at and matches(keys, at)]
+    if not found:
+        every = [join(at) for at, _ in walk(cfg) if at]
+        raise ConfigError(message(f"{path}: the pattern matches nothing", near=nearest(path.replace("*", ""), every)))
+    return found
+
+
+def _exists(cfg: Any, path: str) -> None:
+    """A misspelt key is met with near matches over the whole config, not only at the level where it fails."""
+    try:
+        update(cfg, path, lambda old: old)
+    except PathError as error:
+        every = [join(at) for at, _ in walk(cfg) if at] + [join(at) for at in _unwritten(cfg)]
+        raise ConfigError(message(f"{path}: no such path", near=nearest(path, every), got=str(error))) from None
+    except ConfigError:
+        return  # the path exists; the value None that stands for an unwritten argument may not fit
+
+
+def _unwritten(cfg: Any) -> list[tuple[Any, ...]]:
+    """Paths of arguments that nodes leave at their defaults."""
+    found = []
+    for at, value in walk(cfg):
+        if is_node(value) and not is_node(parts(value)[0]):
+            found += [(*at, name) for name in named_parameters(parts(value)[0]) if name not in parts(value)[1]]
+    return found
+
+
+def _checked(cfg: Any, path: str, new: Any) -> Any:
+    """The new value, which must be of the old one's kind where that is a plain scalar.
+
+    In a config the annotation decides, when the edited copy is made.
+    """
+    *above, key = parse(path)
+    parent = get(cfg, tuple(above))
+    old, annotation = _before(parent, key)
+    if type(old) is Pin and type(new) in (int, float):
+        return pin(new)  # roles are kept
+    if old is None or new is None or is_part(new) or is_part(old) or is_config(parent) or mentions(annotation, type(new)):
+        return new
+    if isinstance(old, float) and (type(new) in (int, float) or is_array(new)):
+        return normalise(plan(float), new, path)
+    if type(old) in (bool, int, float, str) and type(new) is not type(old) and not callable(new):
+        raise ConfigError(
+            message(f"{path}: wrong kind of value", got=f"{type(new).__name__} {new!r}", expected=type(old).__name__)
+        )
+    return new
+
+
+def _before(parent: Any, key: Any) -> tuple[Any, Any]:
+    """What stands under a key, or would by default, and what the signature says of it."""
+    written = items(parent)
+    old = written[find(parent, key, ())] if key in written or isinstance(key, int) else None
+    if not is_node(parent) or is_node(parts(parent)[0]):
+        return old, None
+    function = parts(parent)[0]
+    if key not in written and key in named_parameters(function):
+        default = named_parameters(function)[key].default
+        old = None if default is inspect.Parameter.empty else default
+    return old, signature_of(function)[1].get(str(key))
+
+
+class Difference(NamedTuple):
+    """One place where two configs differ; a side without the path holds `MISSING`."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(not there)"
+
+
+MISSING = _Missing()
+
+
+class Differences(tuple[Difference, ...]):
+    """The differences of two configs, as a tuple; printed as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [(path, _text(before), _text(after)) for path, before, after in self]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}} -> {c}" for a, b, c in rows)
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def diff(before: Any, after: Any) -> Differences:
+    """Where two configs differ, a replaced subtree once.
+
+    Args:
+        before: a config, node, container or plain value.
+        after: another.
+
+    Returns:
+        A tuple of `(path, before, after)`, printed as a table.
+
+    Example:
+        >>> print(diff({"rate": 0.1, "steps": 10}, {"rate": 0.2, "steps": 10}))
+        rate  0.1 -> 0.2
+    """
+    return Differences(_differences(before, after, ()))
+
+
+def _differences(before: Any, after: Any, at: tuple[Any, ...]) -> list[Difference]:
+    if before is MISSING or after is MISSING or not _same_kind(before, after):
+        different = before is MISSING or after is MISSING or comparison_key(before) != comparison_key(after)
+        return [Difference(join(at), before, after)] if different else []
+    first, second = items(before), items(after)
+    keys = list(dict.fromkeys([*first, *second]))
+    return [
+        found
+        for key in keys
+        for found in _differences(first.get(key, MISSING), second.get(key, MISSING), (*at, key))
+    ]
+
+
+def _same_kind(before: Any, after: Any) -> bool:
+    """Whether two values are to be compared part by part."""
+    if is_node(before) and is_node(after):
+        return comparison_key(parts(before)[0]) == comparison_key(parts(after)[0])
+    return type(before) is type(after) and (is_config(before) or type(before) in (dict, tuple)) and bool(items(before))
+
+
+def with_defaults(cfg: T) -> T:
+    """A copy in which nodes spell out the float arguments that they leave at their Python defaults.
+
+    Args:
+        cfg: a config, node or container.
+
+    Returns:
+        The copy; its floats can then be overridden, swept and differentiated like written ones.
+
+    Example:
+        >>> import optax
+        >>> from equikd.config import lazy
+        >>> with_defaults(lazy(optax.sgd)(0.1, momentum=0.9))
+        optax.sgd(learning_rate=0.1, momentum=0.9)
+        >>> with_defaults(lazy(optax.lion)(0.1)).b2
+        0.99
+    """
+    for at, value in reversed(list(walk(cfg))):
+        if not is_node(value) or is_node(parts(value)[0]):
+            continue
+        named = {
+            name: parameter.default
+            for name, parameter in named_parameters(parts(value)[0]).items()
+            if name not in parts(value)[1] and type(parameter.default) is float
+        }
+        cfg = update(cfg, at, lambda node, new=named: with_arguments(node, new))
+    return cfg
+
+
+def flatten(cfg: Any) -> dict[str, Any]:
+    """`{path: value}` of everything in a config that has no parts of its own.
+
+    Example:
+        >>> flatten({"a": (1, 2.0), "b": "x"})
+        {'a[0]': 1, 'a[1]': 2.0, 'b': 'x'}
+    """
+    return {join(at): value for at, value in walk(cfg) if at and not items(value)}
+
+
+__all__ = ["Difference", "Differences", "diff", "display_name", "flatten", "listing", "override", "spell", "with_defaults"]

@@ -1,0 +1,226 @@
+"""Names of importable things: `optax:adamw` is what `optax._src.alias.adamw` is called in public.
+
+A name is written only if importing it gives back the same object, so a config that was written can be read. The shortest
+public path wins (`optax:adamw`, `equinox.nn:MLP`), so files keep loading when a private module moves. Reading a name
+imports its module: a config is code, see `from_json`.
+"""
+
+import enum
+import functools
+import importlib
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+from equikd.errors import ConfigError, message, nearest
+
+
+def public_name(thing: Any) -> str:
+    """`"module:qualname"`: the shortest public path that imports back to the same object.
+
+    Args:
+        thing: a function, class, module, enum member or dtype.
+
+    Returns:
+        The name; a module's ends with a colon.
+
+    Raises:
+        ConfigError: it is a lambda, a local function or class, or defined in `__main__`, or does not import back.
+
+    Example:
+        >>> import optax
+        >>> public_name(optax.adamw)
+        'optax:adamw'
+    """
+    try:
+        return _public_name(thing)
+    except TypeError:  # unhashable
+        raise ConfigError(message(f"{thing!r} has no importable name")) from None
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # typed: members of two enums, np.float32 and jnp.float32 are equal
+def _public_name(thing: Any) -> str:
+    if isinstance(thing, types.ModuleType):
+        return thing.__name__ + ":"
+    if isinstance(thing, np.dtype):
+        if _dtype(thing.name) != thing:
+            raise ConfigError(message(f"{thing!r} has no name of its own", fix="use a dtype of native byte order"))
+        return f"{_DTYPE}{thing.name}"
+    module, name = home(thing)
+    if "<" in name:
+        kind = "a lambda" if "<lambda>" in name else "a local function or class"
+        raise ConfigError(
+            message(f"{module}:{name} is {kind}", fix="move it to the top level of a module that can be imported")
+        )
+    if module == "__main__":
+        raise ConfigError(
+            message(f"{name} is defined in __main__, where no other process finds it", fix=f"move {name} to a module")
+        )
+    found = [f"{candidate}:{name}" for candidate in _modules(module, name) if _same(_attribute(candidate, name), thing)]
+    if not found:
+        raise ConfigError(message(f"{module}:{name} does not import back to the same object"))
+    return min(found, key=lambda path: ("._" in path, path.count("."), len(path), path))
+
+
+_DTYPE = "numpy:dtype."  # numpy:float32 is the scalar class, numpy:dtype.float32 the dtype
+
+
+def _dtype(name: str) -> np.dtype | None:
+    try:
+        found = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):  # numpy parses names such as "(2,)f4"
+        return None
+    return found if found.name == name else None
+
+
+def _same(found: Any, thing: Any) -> bool:
+    bound = isinstance(thing, types.MethodType | types.BuiltinMethodType)  # a class method is bound anew at each access
+    return found is thing or (bound and type(found) is type(thing) and found == thing)
+
+
+def home(thing: Any) -> tuple[str, str]:
+    """The module and qualified name that a thing itself claims."""
+    if isinstance(thing, enum.Enum):
+        return type(thing).__module__, f"{type(thing).__qualname__}.{thing.name}"
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    owner = getattr(thing, "__self__", None)
+    if isinstance(owner, type):  # a class method, perhaps of a base class
+        module, name = owner.__module__, f"{owner.__qualname__}.{thing.__name__}"
+    if isinstance(thing, np.ufunc):
+        module = "numpy"
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ConfigError(message(f"{thing!r} has no importable name"))
+    return module, name
+
+
+def display_name(thing: Any) -> str:
+    """A name for messages: the public one, or what the thing claims, or its repr; never raises.
+
+    Example:
+        >>> display_name(display_name)
+        'equikd.config._names:display_name'
+    """
+    try:
+        return public_name(thing)
+    except ConfigError:
+        try:
+            return ":".join(home(thing))
+        except ConfigError:
+            return repr(thing)
+
+
+def spell(value: Any) -> str:
+    """A value for messages and `repr`: as `repr`, with functions and classes by name and no addresses.
+
+    Example:
+        >>> import optax
+        >>> spell({"rule": (optax.sgd, 0.1)})
+        "{'rule': (optax.sgd, 0.1)}"
+    """
+    if type(value) is tuple:
+        return f"({', '.join(map(spell, value))}{',' if len(value) == 1 else ''})"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{key!r}: {spell(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if callable(value) and not getattr(type(value), "tree_items", None):
+        return display_name(value).replace(":", ".")
+    return repr(value)
+
+
+def portable(value: Any) -> Any:
+    """A value for pickle and deepcopy, in which whatever has a public name is found again by that name.
+
+    pickle itself looks for the private module, and fails on functions such as `jax.nn.relu`; deepcopy makes a copy of
+    them that is not equal.
+    """
+    if type(value) is tuple:
+        return tuple(map(portable, value))
+    if type(value) is dict:
+        return {key: portable(part) for key, part in value.items()}
+    if callable(value) and not getattr(type(value), "tree_items", None):
+        try:
+            return _ByName(public_name(value), value)
+        except ConfigError:
+            return value
+    return value
+
+
+def from_portable(value: Any) -> Any:
+    """The value that `portable` has wrapped."""
+    if type(value) is tuple:
+        return tuple(map(from_portable, value))
+    if type(value) is dict:
+        return {key: from_portable(part) for key, part in value.items()}
+    return value.value if type(value) is _ByName else value
+
+
+class _ByName:
+    """Stands for a named thing in a pickle."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def __reduce__(self) -> Any:
+        return import_object, (self.name,)
+
+
+def _modules(module: str, name: str) -> list[str]:
+    """Loaded public modules of the same package that hold something of this name, and the thing's own module."""
+    package, top = module.partition(".")[0], name.partition(".")[0]
+    public = [
+        candidate
+        for candidate, loaded in list(sys.modules.items())
+        if (candidate == package or candidate.startswith(package + "."))
+        and not any(part.startswith("_") for part in candidate.split("."))
+        and top in getattr(loaded, "__dict__", {})
+    ]
+    return [*public, module]
+
+
+def _attribute(module: str, name: str) -> Any:
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def import_object(name: str) -> Any:
+    """The object that a name of `public_name` stands for; imports its module.
+
+    Args:
+        name: `"module:qualname"`.
+
+    Raises:
+        ConfigError: the text is no such name, the module or the attribute does not exist; with near matches.
+
+    Example:
+        >>> import_object("optax:sgd").__name__
+        'sgd'
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(message(f"{name!r} is not a name", expected="'module:attribute', such as 'optax:adamw'"))
+    if name.startswith(_DTYPE):
+        dtype = _dtype(name.removeprefix(_DTYPE))
+        if dtype is None:
+            raise ConfigError(message(f"{name!r}: numpy has no dtype {name.removeprefix(_DTYPE)!r}"))
+        return dtype
+    try:
+        value = importlib.import_module(module)
+    except Exception as error:  # whatever the module raises while it is imported
+        raise ConfigError(message(f"{name!r}: cannot import {module}", got=f"{type(error).__name__}: {error}")) from error
+    for part in attribute.split(".") if attribute else ():
+        if not hasattr(value, part):
+            raise ConfigError(
+                message(f"{name!r}: {module} has no {part!r}", near=nearest(part, dir(value)), where=f"module {module}")
+            )
+        value = getattr(value, part)
+        if isinstance(value, types.ModuleType):  # one spelling; and an allowed package leads nowhere else
+            raise ConfigError(message(f"{name!r} is a module", fix=f"write the module before the colon: {value.__name__}:..."))
+    return value

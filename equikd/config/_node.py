@@ -1,0 +1,370 @@
+"""Nodes: a call written down instead of made.
+
+`lazy(optax.adamw)(learning_rate=3e-4)` is a node: plain data that says which function to call with which arguments, and a
+pytree whose leaves are the floats among them. It is typed as what the call returns, so editors complete its arguments
+and checkers check them. A node may be called (a call of a call), and an uncalled `lazy(jax.nn.relu)` is just a name.
+
+Arguments that the signature names are addressed by name however they were written (`optimizer.learning_rate`), those it
+does not name by position (`optimizer[0]` of `optax.chain`). When a node is written, its function must exist, its
+arguments must fit the signature, and each must be plain data; the error is raised at the line that wrote it.
+"""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+from jax.tree_util import GetAttrKey, SequenceKey
+
+from equikd.config._dataclass import comparison_key
+from equikd.config._flatten import Aux, flatten_values, from_child
+from equikd.config._names import display_name, from_portable, portable, spell
+from equikd.config._roles import ARGUMENT, Plan, normalise
+from equikd.config._signatures import admits_float, named_parameters, needs_key, signature_of
+from equikd.config._values import Pin, Ref, is_node, typed_key
+from equikd.errors import ConfigError, listing, message, nearest, report
+from equikd.tree import is_glob
+
+T = TypeVar("T")
+
+
+class Node:
+    """A call as plain data: a function (or another node), its arguments, and the line that wrote it.
+
+    Arguments are read as attributes and items (`node.learning_rate`, `node[0]`) and changed with `override`. Two nodes
+    are equal if they call the same thing with equal arguments.
+    """
+
+    __slots__ = ("_arguments", "_flat", "_function", "_where")
+    __equikd_node__ = True
+
+    def __init__(self, function: Any, arguments: Mapping[str | int, Any], where: str = "") -> None:
+        object.__setattr__(self, "_function", function)
+        object.__setattr__(self, "_arguments", dict(arguments))
+        object.__setattr__(self, "_where", where)
+        object.__setattr__(self, "_flat", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._arguments[name]
+        except KeyError:
+            given = [key for key in self._arguments if isinstance(key, str)]
+            text = message(
+                f"{display_name(self._function)} is written without an argument {name!r}",
+                near=nearest(name, given),
+                expected=f"one of {listing(self._arguments)}" if self._arguments else "no arguments",
+            )
+            raise AttributeError(text) from None
+
+    def __getitem__(self, index: int | str) -> Any:
+        if index in self._arguments:
+            return self._arguments[index]
+        count = sum(isinstance(key, int) for key in self._arguments)
+        if isinstance(index, int) and -count <= index < 0:
+            return self._arguments[index + count]
+        raise IndexError(
+            message(
+                f"{display_name(self._function)} is written without an argument [{index!r}]",
+                expected=f"one of {listing(self._arguments)}" if self._arguments else "no arguments",
+            )
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(message(f"{name}: a node is immutable", fix=f"ek.override(cfg, {{'...{name}': {value!r}}})"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return build(self, args, kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Node and _comparison_key(self) == _comparison_key(other)
+
+    def __hash__(self) -> int:
+        return hash(_comparison_key(self))
+
+    def __repr__(self) -> str:
+        parts = [spell(v) if isinstance(k, int) else f"{k}={spell(v)}" for k, v in self._arguments.items()]
+        return f"{spell(self._function)}({', '.join(parts)})"
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (portable(self._function), portable(self._arguments), self._where)
+
+    def tree_items(self) -> dict[Any, Any]:
+        """The parts under their keys; a called node's own arguments stand under `__call__`."""
+        inner = {"__call__": self._function} if is_node(self._function) else {}
+        return {**inner, **self._arguments}
+
+    def tree_replace(self, key: Any, value: Any) -> "Node":
+        """A copy with one argument changed, its role kept."""
+        if key == "__call__":
+            return Node(value, self._arguments, self._where)
+        new = _argument(self._function, key, value, f"{_short_name(self._function)}.{key}")
+        return with_arguments(self, {key: new})
+
+    def tree_accepts(self, key: Any) -> bool:
+        """Whether the signature has an argument of this name that is not written yet."""
+        if is_node(self._function) or not isinstance(key, str):
+            return False
+        return key in named_parameters(self._function)
+
+    def map(self, change: Callable[[Any], Any]) -> "Node":
+        """A copy whose arguments are changed, without checks."""
+        return Node(
+            change(self._function) if is_node(self._function) else self._function,
+            {key: change(value) for key, value in self._arguments.items()},
+            self._where,
+        )
+
+
+def _unpickle(function: Any, arguments: dict[Any, Any], where: str) -> Node:
+    return Node(from_portable(function), from_portable(arguments), where)
+
+
+def with_arguments(node: Node, arguments: Mapping[Any, Any]) -> Node:
+    """The node with more or other arguments, all in the order of the signature, so that equal calls are equal."""
+    both = {**node._arguments, **arguments}
+    names = [] if is_node(node._function) else list(named_parameters(node._function))
+    rank = {name: index for index, name in enumerate(names)}
+    order = sorted(both, key=lambda key: -1 if isinstance(key, int) else rank.get(key, len(names)))
+    return Node(node._function, {key: both[key] for key in order}, node._where)
+
+
+def parts(node: Node) -> tuple[Any, dict[Any, Any], str]:
+    """Function, arguments and origin of a node (its attributes are the arguments of the call)."""
+    return node._function, node._arguments, node._where
+
+
+def _comparison_key(node: Node) -> Any:
+    arguments = tuple((key, comparison_key(value)) for key, value in node._arguments.items())
+    return (Node, node._function if is_node(node._function) else typed_key(node._function), arguments)
+
+
+def _flatten(node: Node) -> tuple[tuple[Any, ...], Aux]:
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # set up at run time by jax
+    cached = node._flat
+    if cached is None or (cached[0] is not x64 and cached[0] is not None):
+        named = {key: (ARGUMENT, value) for key, value in node.tree_items().items()}
+        extra = None if is_node(node._function) else (typed_key(node._function),)
+        cached = (x64, flatten_values(named, (extra, _Origin(node))))
+        object.__setattr__(node, "_flat", cached)
+    return cached[1]
+
+
+class _Origin:
+    """Function and line of a node in the static half; only the function counts (it is in the key beside this)."""
+
+    __slots__ = ("function", "where")
+
+    def __init__(self, node: Node) -> None:
+        self.function, self.where = node._function, node._where
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Origin
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _flatten_with_keys(node: Node) -> tuple[tuple[tuple[Any, Any], ...], Aux]:
+    children, aux = _flatten(node)
+    keys = (SequenceKey(key) if isinstance(key, int) else GetAttrKey(key) for key in aux.children)
+    return tuple(zip(keys, children, strict=True)), aux
+
+
+def _unflatten(aux: Aux, children: Any) -> Node:
+    children = tuple(children)
+    values = {key: static.value for key, static in aux.statics}
+    values |= {key: from_child(child) for key, child in zip(aux.children, children, strict=True)}
+    origin = aux.key[2][1]
+    order = {key: values[key] for key in sorted(values, key=aux.position)}
+    function = order.pop("__call__", origin.function)
+    node = Node(function, order, origin.where)
+    object.__setattr__(node, "_flat", (None, (children, aux)))
+    return node
+
+
+jax.tree_util.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _flatten)
+
+
+def _argument(function: Any, name: Any, value: Any, path: str) -> Any:
+    value = normalise(ARGUMENT, value, path)
+    if type(value) in (bool, str) and not is_node(function) and signature_of(function)[1].get(str(name)) is float:
+        raise ConfigError(message(f"{path}: wrong kind of value", got=repr(value), expected="float"))
+    if type(value) is int and not is_node(function) and admits_float(function, name):
+        return normalise(Plan("float", float), value, path)
+    return value
+
+
+def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str | None = None) -> Node:
+    """A node for `function(*args, **kwargs)`, checked against the signature.
+
+    Raises:
+        ConfigError: unknown, missing or doubled arguments, or values that are no plain data; all at once.
+    """
+    where = _caller() if where is None else where
+    if isinstance(function, types.ModuleType):
+        name = function.__name__
+        fix = f"name what it is to call: ek.lazy({name}).name(...)"
+        raise ConfigError(message(f"{name} is a module, which cannot be called", where=where, fix=fix))
+    signature, _ = (None, {}) if is_node(function) else signature_of(function)
+    odd = [name for name in kwargs if name.startswith(("__", "["))]  # JSON has these for itself
+    if odd:
+        raise ConfigError(message(f"{_short_name(function)}: {odd[0]!r} cannot be the name of an argument", where=where))
+    named = dict(enumerate(args)) | dict(sorted(kwargs.items())) if signature is None else _bind(function, signature, args, kwargs, where)
+    errors, values = [], {}
+    for key, value in named.items():
+        try:
+            values[key] = _argument(function, key, value, f"{_short_name(function)}.{key}")
+        except ConfigError as error:
+            errors.append(f"{error}\n  written:  {where}")
+    if errors:
+        raise ConfigError(report(f"{len(errors)} arguments are wrong", errors))
+    return Node(function, values, where)
+
+
+def _short_name(function: Any) -> str:
+    return "call" if is_node(function) else display_name(function).partition(":")[2] or display_name(function)
+
+
+def _bind(function: Any, signature: inspect.Signature, args: Any, kwargs: Any, where: str) -> dict[Any, Any]:
+    """Arguments by the one key each has: its name where the signature gives one, else its position."""
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    filled = {"key": None} if needs_key(function) and "key" not in kwargs else {}
+    try:
+        bound = signature.bind(*args, **kwargs, **filled).arguments
+    except TypeError as error:
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        unknown = [] if takes_any else [name for name in kwargs if name not in kinds]
+        raise ConfigError(
+            message(
+                f"{_short_name(function)}: "
+                + (f"no argument {', '.join(map(repr, unknown))}" if unknown else str(error)),
+                where=where,
+                near=[near for name in unknown for near in nearest(name, kinds, 1)],
+                expected=f"{_short_name(function)}({listing(kinds, 20)})",
+            )
+        ) from None
+    if filled:
+        bound.pop("key", None)
+    named: dict[Any, Any] = {}
+    positional = len(args) if inspect.Parameter.VAR_POSITIONAL in kinds.values() else 0
+    if positional:
+        named.update(enumerate(args))
+        bound = {name: value for name, value in bound.items() if name in kwargs or kinds[name] is kinds[name].VAR_KEYWORD}
+    for name, value in bound.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            named.update(sorted(value.items()))
+        elif kinds[name] is inspect.Parameter.POSITIONAL_ONLY:
+            named[list(kinds).index(name)] = value
+        else:
+            named[name] = value
+    return named
+
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+def _caller() -> str:
+    """File and line of the first frame outside this package."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class _Lazy:
+    """What `lazy` returns: attributes lead into a module, a call makes a node."""
+
+    __slots__ = ("__equikd_target__",)
+
+    def __init__(self, target: Any) -> None:
+        object.__setattr__(self, "__equikd_target__", target)
+
+    def __getattr__(self, name: str) -> Any:
+        target = self.__equikd_target__
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not hasattr(target, name):
+            raise ConfigError(
+                message(
+                    f"{display_name(target).rstrip(':')} has no {name!r}", where=_caller(), near=nearest(name, dir(target))
+                )
+            )
+        return _Lazy(getattr(target, name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return build(self.__equikd_target__, args, kwargs)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__equikd_target__)
+
+    def __reduce__(self) -> Any:
+        return _unpickle_lazy, (portable(self.__equikd_target__),)
+
+    def __repr__(self) -> str:
+        return f"lazy({display_name(self.__equikd_target__).rstrip(':')})"
+
+
+def _unpickle_lazy(target: Any) -> _Lazy:
+    return _Lazy(from_portable(target))
+
+
+def lazy(target: T) -> T:
+    """Write a call down instead of making it.
+
+    Args:
+        target: a callable, or a module whose attributes are then lazy too.
+
+    Returns:
+        Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`.
+
+    Raises:
+        ConfigError: `target` is neither; or, at the call, the arguments do not fit.
+
+    Example:
+        >>> import optax
+        >>> lazy(optax).adamw(learning_rate=3e-4)
+        optax.adamw(learning_rate=0.0003)
+    """
+    if type(target) is _Lazy:
+        return target
+    if not callable(target) and not isinstance(target, types.ModuleType):
+        raise ConfigError(
+            message("lazy takes a callable or a module", got=f"{type(target).__name__} {target!r}", where=_caller())
+        )
+    return target if is_node(target) else _Lazy(target)  # pyright: ignore[reportReturnType]  # typed as its target
+
+
+def pin(value: float) -> Any:
+    """One float that is never traced: part of the program, so changing it recompiles.
+
+    Args:
+        value: the number; inside the trace it has the value that the leaf dtype gives it.
+
+    Example:
+        >>> pin(0.5)
+        pin(0.5)
+    """
+    return Pin(normalise(Plan("float", float), value, "pin"))
+
+
+def ref(path: str) -> Any:
+    """The value that stands at `path` of the same config: one leaf, two readers.
+
+    Args:
+        path: from the root, such as `"num_steps"` or `"losses.mse.weight"`.
+
+    Raises:
+        ConfigError: it is a pattern, or no string.
+        PathError: it is misspelt.
+
+    Example:
+        >>> ref("num_steps")
+        ref('num_steps')
+    """
+    if not isinstance(path, str) or not path or is_glob(path):
+        raise ConfigError(message("ref takes a path from the root of the config", got=repr(path), expected="str"))
+    return Ref(path)

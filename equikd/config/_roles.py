@@ -1,0 +1,337 @@
+"""Roles: what the annotation of a field says about its place in the pytree.
+
+| annotation | role | a change |
+| --- | --- | --- |
+| `float` | leaf | never recompiles |
+| `int`, `bool`, `str`, enums, `Literal`, callables, tuples of these, frozen dataclasses | static | recompiles |
+| `float | None` | static; `field(dynamic=True)`: only `None` <-> value recompiles | as said |
+| configs, nodes, dicts and tuples with floats or configs, `float | Schedule` | child | as its members |
+| anything else | child if the value is a node or config, else static | as its own |
+| `field(static=True)`, `field(opaque=True)`, `field(dynamic=True)` on an int | static, opaque, leaf | as said |
+
+Roles are fixed by annotations alone, so a config that holds tracers, `None` or axis numbers flattens as one that holds
+floats. References, pins and nodes may stand in any field.
+"""
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from equikd.config._names import spell as spell_value
+from equikd.config._values import check_plain, exact_float, is_config, is_part, number
+from equikd.errors import ConfigError, message
+
+Kind = Literal["float", "integer", "static", "opaque", "tuple", "sequence", "dict", "union", "any", "argument"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How values of one annotation are checked and flattened."""
+
+    kind: Kind
+    annotation: Any
+    members: tuple["Plan", ...] = ()
+    unsigned: bool = False
+
+    @property
+    def role(self) -> str:
+        """`leaf`, `static`, `opaque` or `child`, as `roles` shows it."""
+        return {"float": "leaf", "integer": "leaf", "static": "static", "opaque": "opaque"}.get(self.kind, "child")
+
+
+ARGUMENT = Plan("argument", Any)  # of a node: a float is always a leaf
+ANY = Plan("any", Any)
+
+
+def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque: bool = False, **options: Any) -> Plan:
+    """The plan of a field.
+
+    Args:
+        annotation: the evaluated annotation.
+        static: `field(static=True)`.
+        dynamic: `field(dynamic=True)`.
+        opaque: `field(opaque=True)`.
+        **options: `unsigned` for a dynamic int stored as uint32.
+    """
+    if opaque:
+        return Plan("opaque", annotation)
+    if static:
+        return Plan("static", annotation)
+    if dynamic and _bare(annotation) is int:
+        return Plan("integer", annotation, unsigned=bool(options.get("unsigned")))
+    made = _plan(annotation)
+    optional_float = made.kind == "union" and {m.annotation for m in made.members} == {float, type(None)}
+    if optional_float and not dynamic:
+        return Plan("static", annotation)
+    return made
+
+
+def _bare(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+
+
+def _plan(annotation: Any) -> Plan:
+    annotation = _bare(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is float:
+        return Plan("float", annotation)
+    if annotation in (int, bool, str, bytes, complex, type(None)) or origin is Literal:
+        return Plan("static", annotation)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return Plan("static", annotation)
+    if origin in (typing.Union, types.UnionType):
+        members = tuple(map(_plan, arguments))
+        return Plan("static" if all(m.kind == "static" for m in members) else "union", annotation, members)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        member = _plan(arguments[0])
+        return Plan("static" if member.kind == "static" else "sequence", annotation, (member,))
+    if origin is tuple:
+        members = tuple(map(_plan, arguments))
+        return Plan("static" if all(m.kind == "static" for m in members) else "tuple", annotation, members)
+    if annotation is tuple:
+        return Plan("sequence", annotation, (ANY,))
+    if annotation is dict or origin is dict:
+        return Plan("dict", annotation, (_plan(arguments[1]) if arguments else ANY,))
+    if annotation is list or origin is list:
+        raise ConfigError(
+            message(f"{spell(annotation)}: a config has no lists, which can be changed in place", fix="use tuple[...]")
+        )
+    return Plan("any", annotation)
+
+
+def spell(annotation: Any) -> str:
+    """An annotation as it was written, near enough for messages."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("Annotated[str, KeyPath]", "KeyPath")
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a tracer."""
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def normalise(plan: Plan, value: Any, path: str) -> Any:
+    """The value as the config holds it: ints where floats belong become floats, numpy scalars Python numbers.
+
+    Raises:
+        ConfigError: the value does not fit the annotation; the message names `path`.
+    """
+    value = number(value)
+    if plan.kind == "opaque":
+        return value
+    if is_part(value):
+        if is_config(value) and not _admits(plan.annotation, value):
+            raise _unfit(plan, value, path)
+        return value
+    if is_uncalled(value):
+        value = value.__equikd_target__
+    return _NORMALISERS[plan.kind](plan, value, path)
+
+
+def _admits(annotation: Any, value: Any) -> bool:
+    """Whether a config may stand in a field; config classes in the annotation must be its own, others say nothing."""
+    annotation = _bare(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_admits(part, value) for part in typing.get_args(annotation) if part is not type(None))
+    return not is_config_class(annotation) or isinstance(value, annotation)
+
+
+def is_config_class(annotation: Any) -> bool:
+    """Whether an annotation is a class made by `config`."""
+    return isinstance(annotation, type) and "__equikd_config__" in annotation.__dict__
+
+
+def is_uncalled(value: Any) -> bool:
+    """Whether a value is a `lazy(...)` that nobody has called: a name."""
+    return "__equikd_target__" in getattr(type(value), "__slots__", ())
+
+
+def _unfit(plan: Plan, value: Any, path: str, fix: str | None = None) -> ConfigError:
+    got = f"{type(value).__name__} {spell_value(value)}"
+    return ConfigError(message(f"{path}: wrong kind of value", got=got, expected=spell(plan.annotation), fix=fix))
+
+
+def _normalise_float(plan: Plan, value: Any, path: str) -> Any:
+    if isinstance(value, float) or type(value) is int:
+        return exact_float(value if type(value) is int else float(value), path)
+    if is_array(value) and np.ndim(value) == 0:
+        return float_array(value, path)
+    raise _unfit(plan, value, path)
+
+
+def float_array(value: Any, path: str) -> Any:
+    """A 0-d float array for a float field, with a fixed dtype; a tracer passes as it is."""
+    if isinstance(value, jax.core.Tracer):
+        return value
+    if not np.issubdtype(value.dtype, np.floating) and not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+        raise ConfigError(message(f"{path}: wrong kind of array", got=f"{value.dtype}[]", expected="float"))
+    if isinstance(value, np.ndarray):
+        return exact_float(float(value), path)
+    return jax.lax.convert_element_type(value, value.dtype) if value.weak_type else value
+
+
+def _normalise_integer(plan: Plan, value: Any, path: str) -> Any:
+    low, high = (0, 2**32) if plan.unsigned else (-(2**31), 2**31)
+    if is_array(value) and np.ndim(value) == 0:
+        return value
+    if type(value) is not int:
+        raise _unfit(plan, value, path)
+    if not low <= value < high:
+        raise ConfigError(message(f"{path}: out of range", got=str(value), expected=f"{low} <= value < {high}"))
+    return value
+
+
+def _normalise_static(plan: Plan, value: Any, path: str) -> Any:
+    annotation = _bare(plan.annotation)
+    value = _numbers(value)
+    check_plain_deep(value, path)
+    if annotation is float and type(value) is int:
+        return float(value)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        admits_float = float in typing.get_args(annotation)
+        if admits_float and type(value) is int and int not in typing.get_args(annotation):
+            return float(value)
+    if not fits(annotation, value):
+        raise _unfit(plan, value, path)
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    """The value with all numpy scalars in it, in tuples and dicts too, as Python numbers."""
+    if type(value) is tuple:
+        return tuple(map(_numbers, value))
+    if type(value) is dict:
+        return {key: _numbers(part) for key, part in value.items()}
+    return number(value)
+
+
+def fits(annotation: Any, value: Any) -> bool:
+    """Whether a static value fits an annotation; annotations that say nothing checkable fit everything."""
+    annotation = _bare(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if is_part(value) or annotation is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(argument, value) for argument in arguments)
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in arguments)
+    if annotation in (int, bool, float, complex):
+        return type(value) is annotation
+    if annotation is type(None) or annotation is None:
+        return value is None
+    if origin is tuple or annotation is tuple:
+        if not isinstance(value, tuple) or not arguments:
+            return isinstance(value, tuple)
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(fits(arguments[0], part) for part in value)
+        return len(arguments) == len(value) and all(map(fits, arguments, value))
+    if origin is type:
+        return isinstance(value, type)
+    if annotation is Callable or origin is Callable:
+        return callable(value)
+    if isinstance(annotation, type) and (annotation in (str, bytes) or issubclass(annotation, enum.Enum)):
+        return isinstance(value, annotation)
+    return not is_config_class(annotation)
+
+
+def check_plain_deep(value: Any, path: str) -> None:
+    """Refuse built objects anywhere in a value."""
+    if type(value) is tuple:
+        for index, part in enumerate(value):
+            check_plain_deep(part, f"{path}[{index}]")
+    elif type(value) is dict:
+        for key, part in value.items():
+            check_plain_deep(part, f"{path}[{key!r}]")
+    else:
+        check_plain(value, path)
+
+
+def _normalise_tuple(plan: Plan, value: Any, path: str) -> Any:
+    if type(value) is not tuple:
+        check_plain(value, path)
+        raise _unfit(plan, value, path)
+    members = plan.members * len(value) if plan.kind == "sequence" else plan.members
+    if len(members) != len(value):
+        raise _unfit(plan, value, path)
+    return tuple(normalise(m, part, f"{path}[{i}]") for i, (m, part) in enumerate(zip(members, value, strict=True)))
+
+
+def _normalise_dict(plan: Plan, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        check_plain(value, path)
+        raise _unfit(plan, value, path)
+    for key in value:
+        if not isinstance(key, str):
+            raise ConfigError(message(f"{path}: dict keys are strings", got=repr(key), expected="str"))
+    return {key: normalise(plan.members[0], part, f"{path}[{key!r}]") for key, part in value.items()}
+
+
+def _normalise_union(plan: Plan, value: Any, path: str) -> Any:
+    member = choose(plan, value)
+    if member is not None:
+        return normalise(member, value, path)
+    check_plain_deep(value, path)
+    if type(value) is int and any(m.kind == "float" for m in plan.members):
+        return exact_float(value, path)
+    raise _unfit(plan, value, path)
+
+
+def choose(plan: Plan, value: Any) -> Plan | None:
+    """The member of a union that a value belongs to."""
+    for member in plan.members:
+        exact = {
+            "float": isinstance(value, float) or is_array(value),
+            "static": not is_array(value) and fits(member.annotation, value),
+            "tuple": type(value) is tuple,
+            "sequence": type(value) is tuple,
+            "dict": type(value) is dict,
+            "any": not is_array(value) and (_is_instance(value, member.annotation) or is_config(value)),
+        }.get(member.kind, False)
+        if exact:
+            return member
+    loose = [m for m in plan.members if m.kind == "any" and m.annotation is Any]
+    callables = [m for m in plan.members if m.kind == "any"] if callable(value) else []
+    return next(iter(loose + callables), None)
+
+
+def _is_instance(value: Any, annotation: Any) -> bool:
+    try:
+        return isinstance(annotation, type) and isinstance(value, annotation)
+    except TypeError:  # Any, and a protocol that is not runtime-checkable
+        return False
+
+
+def _normalise_any(plan: Plan, value: Any, path: str) -> Any:
+    if type(value) is tuple:
+        return tuple(normalise(plan, part, f"{path}[{index}]") for index, part in enumerate(value))
+    if isinstance(value, dict):
+        return _normalise_dict(Plan("dict", dict, (plan,)), value, path)
+    if plan.kind == "argument":
+        if isinstance(value, float):
+            return exact_float(value, path)
+        if is_array(value) and np.ndim(value) == 0 and jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+            return float_array(value, path)
+    check_plain(value, path)
+    if not fits(plan.annotation, value):
+        raise _unfit(plan, value, path)
+    return value
+
+
+_NORMALISERS: dict[str, Callable[[Plan, Any, str], Any]] = {
+    "float": _normalise_float,
+    "integer": _normalise_integer,
+    "static": _normalise_static,
+    "tuple": _normalise_tuple,
+    "sequence": _normalise_tuple,
+    "dict": _normalise_dict,
+    "union": _normalise_union,
+    "any": _normalise_any,
+    "argument": _normalise_any,
+}

@@ -1,0 +1,124 @@
+"""Every error that equikd raises on purpose, and the one builder of their texts.
+
+An error answers five questions, always in this order: *what* is wrong, *where* (config path, key, file and line), what was
+*got*, what was *expected*, and how to *fix* it. `message` lays the answers out on a few lines, leaves out what is not
+known, and adds near matches when a name was misspelt:
+
+    optimizer.learning_rat: no such argument
+      where:    --cfg.optimizer.learning_rat
+      got:      'learning_rat'
+      nearest:  'learning_rate'
+      expected: one of learning_rate, b1, b2
+
+Failures of one kind are reported together: `report` joins several messages under one headline.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class EquikdError(Exception):
+    """Base of all errors that equikd raises on purpose; its text is meant to be read by the user."""
+
+
+class ConfigError(EquikdError, TypeError):
+    """A config class, node, path, override or JSON text is wrong."""
+
+
+class WiringError(EquikdError, ValueError):
+    """A key path leads nowhere, or something is connected wrongly."""
+
+
+class CheckpointError(EquikdError, ValueError):
+    """A checkpoint or saved model is missing, broken, or does not fit the template."""
+
+
+class DataError(EquikdError, ValueError):
+    """A data pipeline yields too little, or something of the wrong structure or shape."""
+
+
+def nearest(name: str, options: Iterable[str], count: int = 3) -> tuple[str, ...]:
+    """The options most like `name`, best first.
+
+    Args:
+        name: what was written.
+        options: what exists.
+        count: how many to give at most.
+
+    Returns:
+        At most `count` options; none where nothing is similar.
+
+    Example:
+        >>> nearest("learning_rat", ["learning_rate", "b1"])
+        ('learning_rate',)
+    """
+    return tuple(difflib.get_close_matches(name, list(dict.fromkeys(options)), count, cutoff=0.5))
+
+
+def listing(items: Iterable[object], limit: int = 12) -> str:
+    """`a, b, c`, cut after `limit` items with the number of those left out.
+
+    Example:
+        >>> listing(range(4), limit=2)
+        '0, 1, ... (2 more)'
+    """
+    items = [str(item) for item in items]
+    if len(items) <= limit:
+        return ", ".join(items)
+    return ", ".join(items[:limit]) + f", ... ({len(items) - limit} more)"
+
+
+def message(
+    what: str,
+    *,
+    where: str | None = None,
+    got: str | None = None,
+    expected: str | None = None,
+    near: Sequence[str] = (),
+    fix: str | None = None,
+) -> str:
+    """One error text: a headline and one line for each answer that is known.
+
+    Args:
+        what: the headline, what is wrong.
+        where: config path, key path, file and line.
+        got: what was found, as the user would write it.
+        expected: what would have been right.
+        near: names similar to the wrong one, best first.
+        fix: what to write or do instead.
+
+    Returns:
+        The text, without a trailing newline.
+
+    Example:
+        >>> print(message("Opt.lr: not a float", got="'fast'", expected="float"))
+        Opt.lr: not a float
+          got:      'fast'
+          expected: float
+    """
+    answers = (
+        ("where", where),
+        ("got", got),
+        ("expected", expected),
+        ("nearest", ", ".join(repr(name) for name in near) or None),
+        ("fix", fix),
+    )
+    lines = [what]
+    for label, text in answers:
+        if text is not None:
+            lines.append(f"  {label + ':':<9} " + text.replace("\n", "\n            "))
+    return "\n".join(lines)
+
+
+def report(headline: str, messages: Sequence[str]) -> str:
+    """Several messages of one kind under one headline; a single message stands alone.
+
+    Example:
+        >>> print(report("2 settings are wrong", ["a: no", "b: no"]))
+        2 settings are wrong
+        - a: no
+        - b: no
+    """
+    if len(messages) == 1:
+        return messages[0]
+    return "\n".join([headline, *("- " + text.replace("\n", "\n  ") for text in messages)])

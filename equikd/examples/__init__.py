@@ -1,0 +1,1 @@
+"""Importable experiments on real data, each a package with `configs.py` and `model.py`."""

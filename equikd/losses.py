@@ -1,0 +1,269 @@
+"""Losses: values for each row, a mask that says which of them count, and a weight that is a traced float or a schedule.
+
+    @ek.config.config
+    class Sparsity(ek.losses.Loss):
+        x: ek.KeyPath
+
+        def values(self, x: Float[Array, " b *n"]) -> Float[Array, " b"]:
+            return jnp.abs(x).mean(axis=tuple(range(1, x.ndim)))
+
+A loss gives a *state*, sum and count, which merges over micro-batches and batches like a metric's; what is trained is
+weight x `state.mean()`, the mean over the rows that count, and 0 where none does.
+
+Masked rows may hold nan or inf. A `where` on the values alone keeps those out of the loss but not out of its gradient
+(the chain rule multiplies the 0 by the nan), so the arguments of `values` are made harmless first: `replace_masked`
+puts an ordinary number where the mask is False. How far that may go is what a loss declares as `depends_on`.
+"""
+
+import abc
+from typing import Any, ClassVar, Literal, final
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Integer
+
+from equikd.config import config, resolve
+from equikd.config._values import is_node
+from equikd.metrics import State, sum_field
+from equikd.metrics._base import all_kept, connect, explained, is_numeric, kept_and_real
+from equikd.metrics._state import masked_sum
+from equikd.optim import Schedule
+from equikd.tree import parse
+from equikd.typing import Array, Bool, Float, Inexact, Int, Num, typechecked
+from equikd.wiring import Context, KeyPath, arguments_of, key_paths
+
+_WITH_BATCH_AXIS = ("batch", "preds", "interms")
+
+
+class LossState(State):
+    """The mean of a loss over the rows that count, as sum and count.
+
+    Attributes:
+        total: sum of the unweighted values, float32 (float64 for 64-bit values).
+        count: what the sum is divided by, int32.
+
+    Example:
+        >>> (LossState(jnp.float32(3.0), jnp.int32(2)) | LossState(jnp.float32(0.0), jnp.int32(0))).compute().item()
+        1.5
+    """
+
+    total: Inexact[Array, ""] = sum_field()
+    count: Int[Array, ""] = sum_field()
+
+    def mean(self) -> Inexact[Array, ""]:
+        """The training loss, total / count to the bit, and 0 where nothing counts, finite like its gradient."""
+        return self.total / jnp.maximum(self.count, 1).astype(self.total.dtype)
+
+    def compute(self) -> Inexact[Array, ""]:
+        """The reported loss, total / count; nan of nothing."""
+        return self.total / self.count.astype(self.total.dtype)
+
+
+@config(kw_only=True)
+class Loss(abc.ABC):
+    """Base of all losses.
+
+    Example:
+        >>> @config
+        ... class Absolute(Loss):
+        ...     x: KeyPath
+        ...     def values(self, x):
+        ...         return jnp.abs(x)
+        >>> context = Context(preds=jnp.array([-1.0, jnp.nan]), mask=jnp.array([True, False]))
+        >>> Absolute(x="preds", weight=0.5).from_context(context).mean().item()
+        1.0
+    """
+
+    depends_on: ClassVar[Literal["element", "row", "batch"]] = "row"
+    """What one value is a function of. `"row"`: the arguments' row of the same number, so that rows which do not count
+    are replaced. `"element"`: even its own element alone, as in a cross entropy of each token, so that single masked
+    elements are replaced too. `"batch"`: several rows, as in a contrastive loss; only padding is replaced."""
+
+    weight: float | Schedule = 1.0
+    """Factor in the total loss: a traced float, a schedule, or a node that makes a function of the step."""
+    mask: KeyPath | None = "mask"
+    """Which rows (or elements of rows) count, bool, batch axis first; None: every row that is no padding."""
+    normalize_by: Literal["mask", "values"] = "mask"
+    """What the sum is divided by: the number of values that the mask keeps, or that of all values in real rows."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "values" in cls.__dict__:
+            cls.values = typechecked(cls.__dict__["values"])
+
+    @abc.abstractmethod
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        """The unweighted values, `b *n`, the batch axis first; arguments are named as the `KeyPath` fields.
+
+        Axes that the mask does not have are averaged over. An argument `mask` gets the mask itself. A penalty without a
+        batch axis sets `mask=None` and returns a scalar.
+        """
+
+    @final
+    def connect(self, context: Context) -> dict[str, Any]:
+        """The arguments of `values` and the mask, looked up in the context.
+
+        Raises:
+            WiringError: all key paths that lead nowhere, and arguments that no field fills.
+        """
+        return connect(self, type(self).values, context, mask=self.mask is not None)
+
+    @final
+    def from_context(self, context: Context) -> LossState:
+        """Sum and count of the unweighted values.
+
+        Raises:
+            WiringError: key paths lead nowhere, or the mask does not fit the values; names key paths and shapes.
+            jaxtyping.TypeCheckError: a shape does not fit the annotations of `values`.
+        """
+        arguments = self.connect(context)
+        with explained(self, arguments):
+            mask, real = kept_and_real(arguments.pop("mask", None), context)
+            arguments = self._harmless(arguments, mask, real)
+            if "mask" in arguments_of(type(self).values)[0]:
+                arguments["mask"] = all_kept(arguments) if mask is None else mask
+            values = jnp.asarray(self.values(**arguments))
+            if mask is None or (self.mask is None and values.ndim == 0):
+                mask = jnp.ones(values.shape[:1], bool)
+            total, count = masked_sum(values, mask)
+            if self.normalize_by == "values":
+                count = masked_sum(values, _everything(mask, real))[1]
+            return LossState(total, count)
+
+    @final
+    def weight_at(self, step: Any) -> Any:
+        """The weight at a step, a float scalar.
+
+        Args:
+            step: number of updates made before, int scalar; a schedule is read at it.
+        """
+        weight = resolve(self.weight) if is_node(self.weight) else self.weight
+        return weight(step) if callable(weight) else weight
+
+    def _harmless(self, arguments: dict[str, Any], mask: Any, real: Any) -> dict[str, Any]:
+        """The arguments with ordinary numbers in all that the values which count do not depend on."""
+        keep = real if self.depends_on == "batch" else mask
+        if keep is None:
+            return arguments
+        paths = key_paths(self)
+        elements = self.depends_on == "element"
+        return {
+            name: replace_masked(value, keep, elements=elements)
+            if name in paths and parse(paths[name])[0] in _WITH_BATCH_AXIS
+            else value
+            for name, value in arguments.items()
+        }
+
+
+def _everything(mask: Any, real: Any) -> jax.Array:
+    """A mask of the same shape that keeps all of each real row."""
+    if real is None or mask.ndim == 0:
+        return jnp.ones_like(mask)
+    return jnp.broadcast_to(real.reshape(real.shape + (1,) * (mask.ndim - 1)), mask.shape)
+
+
+def replace_masked(tree: Any, mask: Bool[Array, " b *m"], *, elements: bool = False) -> Any:
+    """Arrays whose masked rows hold an ordinary number.
+
+    It is 0.5 in floats, which log, sqrt, 1/x and log(1 - x) bear, and 0 in ints and bools.
+    What is kept is kept to the bit. No gradient flows into what is replaced, not even a nan.
+
+    Args:
+        tree: pytree; its numeric arrays that have the batch axis first are treated, all else stays.
+        mask: which rows to keep; a row of which any element is kept stays whole.
+        elements: arrays whose first axes are those of the mask are replaced element by element.
+
+    Example:
+        >>> replace_masked({"x": jnp.array([1.0, jnp.nan])}, jnp.array([True, False]))["x"].tolist()
+        [1.0, 0.5]
+    """
+    rows = mask.any(axis=tuple(range(1, mask.ndim)))
+
+    def replace(leaf: Any) -> Any:
+        if not is_numeric(leaf) or leaf.shape[:1] != rows.shape:
+            return leaf
+        keep = mask if elements and leaf.shape[: mask.ndim] == mask.shape else rows
+        ordinary = 0.5 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0
+        keep = keep.reshape(keep.shape + (1,) * (leaf.ndim - keep.ndim))
+        return jnp.where(keep, leaf, jnp.asarray(ordinary, leaf.dtype))
+
+    return jax.tree.map(replace, tree)
+
+
+def _widened(*arrays: Any) -> tuple[Any, ...]:
+    """Arrays in their common float dtype, float32 at least: a log-softmax or a square in bf16 loses the small terms."""
+    with jax.numpy_dtype_promotion("standard"):  # the caller may have made mixing an error
+        dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    return tuple(array.astype(dtype) for array in arrays)
+
+
+@config
+class SoftmaxCrossEntropy(Loss):
+    """Cross entropy of softmax(logits): -sum_k y_k log softmax(logits)_k, one value for each row (or token).
+
+    With label smoothing s the target is (1 - s) y + s / classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
+    Computed in float32 at least. Classes may be ruled out by logits of -inf.
+
+    Example:
+        >>> loss = SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label", label_smoothing=0.1)
+        >>> loss.values(jnp.array([[0.0, 0.0], [0.0, 99.0]]), jnp.array([1, 1])).round(2).tolist()
+        [0.6899999976158142, 4.949999809265137]
+    """
+
+    depends_on = "element"
+
+    logits: KeyPath
+    """Key path of unnormalised log probabilities, float `b *n classes`."""
+    labels: KeyPath
+    """Key path of the labels: class indices, int `b *n`, or one-hot or probabilities, `b *n classes`."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over all classes, from 0 to 1; a traced float."""
+
+    def validate(self) -> None:
+        """Refuse a smoothing outside [0, 1]."""
+        if isinstance(self.label_smoothing, float) and not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
+
+    def values(
+        self,
+        logits: Float[Array, "b *n classes"],
+        labels: Integer[Array, " b *n"] | Num[Array, "b *n classes"] | Bool[Array, "b *n classes"],
+    ) -> Float[Array, " b *n"]:
+        """The cross entropy of each row."""
+        if labels.ndim == logits.ndim:
+            logits, labels = _widened(logits, labels)
+            entropy = optax.losses.safe_softmax_cross_entropy(logits, labels)
+        else:
+            (logits,) = _widened(logits)
+            entropy = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+        smoothing = jnp.asarray(self.label_smoothing, logits.dtype)
+        even = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)
+        # A class with logit -inf makes this inf, and 0 x inf nan; the value of the smoothing is not known in the trace.
+        even = jnp.where((smoothing > 0) | jnp.isfinite(even), even, 0)
+        return (1 - smoothing) * entropy + smoothing * even
+
+
+@config
+class SquaredError(Loss):
+    """The squared error of each element, (preds - targets)^2, without a factor 1/2; its mean is the mean squared error.
+
+    All elements of a row weigh the same: values have the shape of the predictions, and axes that the mask does not have
+    are averaged over. Computed in float32 at least.
+
+    Example:
+        >>> loss = SquaredError(preds="preds", targets="batch.y", weight=0.5)
+        >>> loss.values(jnp.array([[1.0, 2.0]]), jnp.array([[0.0, 4.0]])).tolist()
+        [[1.0, 4.0]]
+    """
+
+    depends_on = "element"
+
+    preds: KeyPath
+    """Key path of the predictions, float `b *n`."""
+    targets: KeyPath
+    """Key path of the targets, `b *n`, any numeric dtype."""
+
+    def values(self, preds: Float[Array, " b *n"], targets: Num[Array, " b *n"]) -> Float[Array, " b *n"]:
+        """The squared error of each element."""
+        return optax.losses.squared_error(*_widened(preds, targets))

@@ -1,0 +1,200 @@
+"""Metrics: from the arrays of one step or eval batch to a state that merges.
+
+    @ek.config.config
+    class MyError(ek.metrics.Metric):
+        preds: ek.KeyPath
+        targets: ek.KeyPath
+
+        class State(ek.metrics.State): ...
+
+        def from_values(self, preds: Float[Array, " b"], targets: Float[Array, " b"], mask: Bool[Array, " b"]) -> State:
+            ...
+
+A metric is a config class. Its `KeyPath` fields name the arguments of `from_values` and where they come from; the
+shapes in `from_values` are checked on each trace, without a decorator. `mask` says which rows count: the batch's own mask
+by default, which marks the rows of padding; a mask of your own is narrowed by it, so padding counts nowhere.
+"""
+
+import abc
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import TypeCheckError
+
+from equikd.config import config
+from equikd.errors import WiringError, message
+from equikd.metrics._state import State
+from equikd.typing import typechecked
+from equikd.wiring import UNSET, Context, KeyPath, arguments_of, fill, key_paths
+
+
+@config(kw_only=True)
+class Metric(abc.ABC):
+    """Base of all metrics.
+
+    Example:
+        >>> from equikd.metrics import Average
+        >>> @config
+        ... class Largest(Metric):
+        ...     x: KeyPath
+        ...     def from_values(self, x, mask) -> Average:
+        ...         return Average.of(x.max(axis=-1), mask)
+        >>> context = Context(batch=jnp.array([[1.0, 2.0], [9.0, 9.0]]), mask=jnp.array([True, False]))
+        >>> Largest(x="batch").from_context(context).compute().item()
+        2.0
+    """
+
+    mask: KeyPath | None = "mask"
+    """Which rows (or elements of rows) count, bool; None: all of them, which padded data refuses."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "from_values" in cls.__dict__:
+            cls.from_values = typechecked(cls.__dict__["from_values"])
+
+    @abc.abstractmethod
+    def from_values(self, *args: Any, **kwargs: Any) -> State:
+        """The state of these arrays; arguments are named as the `KeyPath` fields, with the batch axis first.
+
+        An argument `mask` (bool, `b *m`) is filled from the field `mask`. Masked rows may hold nan, so use `jnp.where(mask,
+        ...)` and never `x * mask`; `Average.of(values, mask)` does.
+        """
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether rows of padding are left out; a metric for which this is False does not fit padded data."""
+        return self.mask is not None and "mask" in arguments_of(type(self).from_values)[0]
+
+    @final
+    def connect(self, context: Context) -> dict[str, Any]:
+        """The arguments of `from_values`, looked up in the context.
+
+        Raises:
+            WiringError: all key paths that lead nowhere, and arguments that no field fills.
+        """
+        return connect(self, type(self).from_values, context, mask=self.takes_mask)
+
+    @final
+    def from_context(self, context: Context) -> State:
+        """The state of what a step or eval has computed.
+
+        Raises:
+            WiringError: key paths lead nowhere, or the mask does not fit; names key paths and shapes.
+            jaxtyping.TypeCheckError: a shape does not fit the annotations of `from_values`.
+        """
+        arguments = self.connect(context)
+        with explained(self, arguments):
+            if self.takes_mask:
+                arguments["mask"] = kept_and_real(arguments["mask"], context)[0]
+            elif "mask" in arguments_of(type(self).from_values)[0]:
+                arguments["mask"] = all_kept(arguments)
+            return self.from_values(**arguments)
+
+
+def connect(owner: Any, function: Callable[..., Any], context: Context, *, mask: bool) -> dict[str, Any]:
+    """The arguments of a method, from the key paths of its owner; numpy arrays become JAX arrays.
+
+    Args:
+        owner: a config with `KeyPath` fields.
+        function: its method, unbound.
+        context: what the step has computed so far.
+        mask: whether to look up the field `mask`, wanted by the method or not.
+    """
+    values = fill(owner, _stand_in(function, mask), context)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_numpy(leaf) else leaf, values)
+
+
+def is_numeric(leaf: Any) -> bool:
+    """Whether a leaf is an array of numbers or bools (and not of PRNG keys, say)."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_)
+
+
+def _is_numpy(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and is_numeric(leaf)
+
+
+@functools.lru_cache(maxsize=1024)
+def _stand_in(function: Callable[..., Any], mask: bool) -> Callable[..., Any]:
+    """Something with the arguments of `function`, and with or without `mask` among them.
+
+    So that a wrong path of the mask is reported together with the others.
+    """
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [
+        p for name, p in inspect.signature(function).parameters.items() if name != "mask" and p.kind not in kinds
+    ]
+    if mask:
+        parameters.append(inspect.Parameter("mask", inspect.Parameter.KEYWORD_ONLY))
+
+    def stand_in() -> None: ...
+
+    stand_in.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect
+    return stand_in
+
+
+def kept_and_real(own: Any, context: Context) -> tuple[Any, Any]:
+    """The mask that counts, bool `b *n`, and the batch's own, bool `b`.
+
+    Args:
+        own: what the field `mask` names; None for no mask of one's own.
+        context: its mask says which rows are no padding; it may be unset, and all rows are real then.
+
+    Returns:
+        `own` without the rows of padding, and the mask of real rows; None where neither restricts anything.
+
+    Raises:
+        WiringError: `own` is not bool, or its first axis is not the batch.
+    """
+    rows = None if context.mask is UNSET else context.mask
+    if own is None or own is rows:
+        return rows, rows
+    if own.dtype != jnp.bool_:
+        raise WiringError(message("a mask is bool", got=str(own.dtype), fix="make it bool in the data: x > 0"))
+    if rows is None:
+        return own, None
+    if own.shape[:1] != rows.shape:
+        raise WiringError(
+            message(
+                "the mask does not have the batch axis first",
+                got=f"mask {list(own.shape)}, batch of {rows.shape[0]} rows",
+                expected=f"a mask of shape [{rows.shape[0]}] or [{rows.shape[0]}, ...]",
+            )
+        )
+    return own & rows.reshape(rows.shape + (1,) * (own.ndim - 1)), rows
+
+
+def all_kept(arguments: Any) -> jax.Array:
+    """A mask of nothing but True for the first array among some arguments, along its first axis if it has one."""
+    arrays = [leaf for leaf in jax.tree.leaves(arguments) if is_numeric(leaf)]
+    return jnp.ones(arrays[0].shape[:1] if arrays else (), bool)
+
+
+@contextlib.contextmanager
+def explained(owner: Any, arguments: dict[str, Any]) -> Iterator[None]:
+    """Adds to an error which key paths the arguments came from, and their shapes."""
+    lines = [
+        f"{type(owner).__qualname__}.{name} = {path!r}: {_spec(arguments[name])}"
+        for name, path in key_paths(owner).items()
+        if name in arguments
+    ]
+    try:
+        yield
+    except WiringError as error:  # its text goes into reports, where a note would be lost
+        raise WiringError(str(error) + "\n  where:    " + "\n            ".join(lines)) from error
+    except TypeCheckError as error:
+        error.add_note("\n".join(["the arguments come from", *lines]))
+        raise
+
+
+def _spec(value: Any) -> str:
+    if is_numeric(value):
+        return f"{value.dtype}{list(value.shape)}"
+    shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value) if is_numeric(leaf)]
+    return f"{type(value).__name__} of {', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''}"

@@ -1,0 +1,127 @@
+"""The loop: feed, step, log, evaluate, save; to be read from top to bottom.
+
+The device is read in one place, `Output.write`, and one interval late: when an interval ends its accumulators are set
+aside, and read when the next one ends, by which time they have long been computed, so the loop never waits for a step it
+has just dispatched. Before an eval or a checkpoint, and at the end, what was set aside is written at once.
+"""
+
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from equikd.data import exhausted
+from equikd.evals import evaluate
+from equikd.metrics import Aux
+from equikd.train._check import view_of
+from equikd.train._checkpoint import CheckpointStore
+from equikd.train._setup import Setup
+from equikd.train._stepper import Stepper
+from equikd.train._writers import Record, Writers
+
+
+class Pending(NamedTuple):
+    """Results that are still on the device."""
+
+    step: int
+    split: str
+    aux: Aux
+
+
+def read(aux: Aux) -> dict[str, float]:
+    """Named results of merged states: the only place where the loop reads the device."""
+    host = jax.device_get(aux)
+    with np.errstate(all="ignore"):  # the mean over no rows is nan, which is the answer
+        return {name: float(value) for name, value in host.results().items()}
+
+
+@dataclasses.dataclass
+class Output:
+    """Where results go.
+
+    Attributes:
+        writers: the open writers.
+        seconds: of earlier sessions of this run.
+        latest: the newest value of each result, by `split/name`.
+        started: `time.monotonic()` at the start.
+    """
+
+    writers: Writers
+    seconds: float = 0.0
+    latest: dict[str, float] = dataclasses.field(default_factory=dict)
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Seconds since the run began, over all its sessions."""
+        return self.seconds + time.monotonic() - self.started
+
+    def write(self, pending: Pending | None) -> None:
+        """Read results from the device and hand them to the writers."""
+        if pending is not None:
+            results = read(pending.aux)
+            self.latest |= {f"{pending.split}/{name}": value for name, value in results.items()}
+            self.writers.write(Record(pending.step, pending.split, results, self.elapsed()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """Where and when checkpoints are saved."""
+
+    store: CheckpointStore
+    every: int | None
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to save after `step` updates."""
+        return last or (self.every is not None and step % self.every == 0)
+
+    def save(self, step: int, stepper: Stepper, output: Output) -> None:
+        """Save state and accumulators; rows up to here are on disk before the checkpoint is published."""
+        output.writers.flush()
+        state, aux = stepper.borrow()
+        self.store.save(step, {"state": state, "accumulators": aux}, {"step": step, "seconds": output.elapsed()})
+
+
+def loop(setup: Setup, stepper: Stepper, output: Output, saving: Saving | None, start: int) -> None:
+    """Train from update number `start` to `setup.num_steps`.
+
+    Args:
+        setup: the checked experiment.
+        stepper: holds the state after `start` updates.
+        output: where results go.
+        saving: where checkpoints go, or None.
+        start: updates already made.
+
+    Raises:
+        DataError: the data ends before `num_steps`.
+    """
+    pending: Pending | None = None
+    batches = setup.data.batches(start, setup.seed)
+    for step in range(start + 1, setup.num_steps + 1):
+        batch = next(batches, None)
+        if batch is None:
+            raise exhausted(step - 1, setup.num_steps)
+        stepper.step(batch)
+        output.writers.tick(step)
+
+        last = step == setup.num_steps
+        if last or step % setup.log_every == 0:
+            output.write(pending)  # of the interval before this one
+            pending = Pending(step, "train", stepper.swap())
+        evals = [one for one in setup.evals if one.due(step, last)]
+        save = saving is not None and saving.due(step, last)
+        if evals or save:
+            output.write(pending)
+            pending = None
+        for one in evals:
+            output.write(Pending(step, one.name, run_eval(one, stepper)))
+        if save and saving is not None:
+            saving.save(step, stepper, output)
+    output.write(pending)
+
+
+def run_eval(one: Any, stepper: Stepper) -> Aux:
+    """An eval of the stepper's present state, which it borrows."""
+    state, _ = stepper.borrow()
+    return evaluate(one.config, view_of(state), one.data.epoch(), one.empty)

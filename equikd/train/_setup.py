@@ -1,0 +1,133 @@
+"""From a trainer to all that its loop needs: data opened, the step checked and its program prepared, evals lined up.
+
+Nothing here computes on the device or writes to disk. A wrong experiment ends here, with one report.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+
+from equikd.config import resolve, validate
+from equikd.config._resolve import check_references
+from equikd.data import Batch, Pipeline, pipeline
+from equikd.errors import EquikdError
+from equikd.evals import Eval, View, eval_batch
+from equikd.metrics import Aux
+from equikd.sharding import check_processes
+from equikd.train._check import check, inherited, view_of
+from equikd.train._in_step import InStep, in_step
+from equikd.train._init import initial_state
+from equikd.train._state import TrainState
+from equikd.train._stepper import program_for
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedEval:
+    """An eval with its data opened.
+
+    Attributes:
+        name: its name, the split of its results.
+        config: the part of the trainer that its step uses, with the eval's losses and metrics.
+        every: steps between two runs; None: only at the end.
+        data: its pipeline.
+        empty: empty accumulators, on the host.
+    """
+
+    name: str
+    config: InStep
+    every: int | None
+    data: Pipeline
+    empty: Aux
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to run after `step` updates."""
+        return last or (self.every is not None and step % self.every == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A checked experiment.
+
+    Attributes:
+        config: `trainer.in_step`.
+        seed: of model, data order and PRNG keys.
+        num_steps: updates to make.
+        log_every: steps in a training interval.
+        data: the training pipeline.
+        spec: shapes of a training batch.
+        state: shapes of the train state.
+        evals: in the order of their names.
+    """
+
+    config: InStep
+    seed: int
+    num_steps: int
+    log_every: int
+    data: Pipeline
+    spec: Batch
+    state: TrainState
+    evals: tuple[PreparedEval, ...]
+
+
+def part(trainer: Any, name: str) -> Any:
+    """A field of the trainer on the host, its nodes and references resolved."""
+    return resolve(getattr(trainer, name), root=trainer, path=name)
+
+
+def abstract_state(config: InStep, seed: int, model: Any, model_state: Any) -> TrainState:
+    """Shapes of the first train state; nothing is computed."""
+    return eqx.filter_eval_shape(lambda: initial_state(config, seed, model, model_state))
+
+
+def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
+    """Open the data, check step and evals, and prepare the program; compiles nothing.
+
+    Args:
+        trainer: the experiment.
+        model: a live model, as in `Trainer.init`.
+        model_state: its `eqx.nn.State`.
+
+    Raises:
+        EquikdError: whatever is wrong with the experiment.
+    """
+    check_processes()
+    validate(trainer)
+    check_references(trainer)
+    config, seed = trainer.in_step, part(trainer, "seed")
+    data = pipeline(trainer.train_data, root=trainer, path="train_data")
+    spec = data.spec()
+    state = abstract_state(config, seed, model, model_state)
+    evals = trainer.evals
+    opened = {name: pipeline(e.data, root=trainer, path=f"evals.{name}.data") for name, e in evals.items()}
+    specs = {name: p.spec() for name, p in opened.items()}
+    try:
+        program_for(config, state, spec)
+        made = [_eval(trainer, config, name, evals[name], opened[name], specs[name], state) for name in sorted(evals)]
+    except (TypeError, ValueError, EquikdError):
+        # Something is wrong; look at all of it, so that one report names every wrong key path.
+        configs = {name: _eval_config(trainer, config, name, state, specs[name]) for name in evals}
+        check(config, {name: (configs[name], specs[name]) for name in evals}, state, spec)
+        raise
+    return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
+
+
+def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spec: Batch) -> InStep:
+    """The config of an eval: its own losses and metrics, or those of the trainer that can run in it."""
+    one = trainer.evals[name]
+    losses, metrics = one.losses, one.metrics
+    if losses is None or metrics is None:
+        own_losses, own_metrics = inherited(config, state, spec)
+        losses = own_losses if losses is None else losses
+        metrics = own_metrics if metrics is None else metrics
+    return in_step(trainer, losses=losses, metrics=metrics)
+
+
+def _eval(
+    trainer: Any, config: InStep, name: str, one: Eval, data: Pipeline, spec: Batch, state: TrainState
+) -> PreparedEval:
+    own = _eval_config(trainer, config, name, state, spec)
+    view: View = view_of(state)
+    empty = eqx.filter_eval_shape(eval_batch, own, view, spec).empty()
+    every = resolve(one.every, root=trainer, path=f"evals.{name}.every")
+    return PreparedEval(name, own, every, data, empty)

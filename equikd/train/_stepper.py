@@ -1,0 +1,187 @@
+"""The stepper: the fast host-side driver of the step.
+
+From Python, `filter_jit` walks the whole model on each call. The stepper partitions once, closes over the static half,
+keeps the state as one flat list of leaves that it donates from step to step, and rebuilds the module only when somebody
+asks for it. Losses and metrics are merged into accumulators, a second donated list; `swap` hands them out and puts fresh
+ones in. Compiled programs live in one bounded process-wide cache, keyed by the structure of config, state and batch, so a
+second trainer of the same structure compiles nothing. The public `step` runs the very same programs on copies.
+"""
+
+import collections
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from equikd.config._values import typed_key
+from equikd.data import as_batch
+from equikd.errors import EquikdError, message
+from equikd.metrics import Aux
+from equikd.sharding import place
+from equikd.train._state import TrainState
+from equikd.train._step import default_step
+
+_PROGRAMS: "collections.OrderedDict[Any, Program]" = collections.OrderedDict()
+_MOST_PROGRAMS = 128
+
+
+def step_of(config: Any) -> Any:
+    """The step function of a trainer: its own, or `default_step`."""
+    return default_step if config.step is None else config.step
+
+
+class Program:
+    """The compiled step for one structure of config, state and batch.
+
+    The pure step is a jit of its own inside the donating one: `eval_shape` here and the compilation later share its trace.
+    """
+
+    def __init__(self, config: Any, state: TrainState, batch: Any) -> None:
+        config_tree = jax.tree.structure(config)
+        arrays, static = eqx.partition(state, _is_array)
+        self.state_tree, self.static = jax.tree.structure(arrays), static
+        traced: dict[str, Any] = {}
+
+        def pure_step(state_leaves: Any, config_leaves: Any, batch: Any) -> tuple[Any, Any]:
+            config = jax.tree.unflatten(config_tree, config_leaves)
+            new, aux = step_of(config)(config, self.state(state_leaves), batch)
+            new, (aux, traced["aux_static"]) = eqx.filter(new, _is_array), eqx.partition(aux, _is_array)
+            _check_structure(self.state_tree, new)
+            traced["aux_tree"] = jax.tree.structure(aux)
+            return jax.tree.leaves(new), jax.tree.leaves(aux)
+
+        pure = jax.jit(pure_step)
+        _, shapes = jax.eval_shape(pure, jax.tree.leaves(arrays), jax.tree.leaves(config), batch)
+        self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
+        self.empty = jax.tree.leaves(eqx.filter(self.aux(shapes).empty(), _is_array))
+
+        def flat_step(state_leaves: Any, aux_leaves: Any, config_leaves: Any, batch: Any) -> tuple[Any, Any]:
+            new, aux = pure(state_leaves, config_leaves, batch)
+            merged = self.aux(aux_leaves).merge(self.aux(aux))
+            return new, jax.tree.leaves(eqx.filter(merged, _is_array))
+
+        self.run = jax.jit(flat_step, donate_argnums=(0, 1))
+
+    def state(self, leaves: Any) -> TrainState:
+        """The train state that flat leaves stand for."""
+        return eqx.combine(jax.tree.unflatten(self.state_tree, leaves), self.static)
+
+    def aux(self, leaves: Any) -> Aux:
+        """The losses and metrics that flat leaves stand for."""
+        return eqx.combine(jax.tree.unflatten(self.aux_tree, leaves), self.aux_static)
+
+    @property
+    def aux_shapes(self) -> Aux:
+        """Empty accumulators, on the host."""
+        return self.aux(self.empty)
+
+    def fresh(self) -> list[jax.Array]:
+        """Leaves of empty accumulators."""
+        return jax.device_put(self.empty, may_alias=False)
+
+
+def _is_array(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray)
+
+
+def _check_structure(wanted: Any, new: Any) -> None:
+    """Refuse a step whose state has another structure than the one it was given."""
+    if jax.tree.structure(new) != wanted:
+        raise EquikdError(
+            message(
+                "the step changes the structure of the train state",
+                got=str(jax.tree.structure(new))[:400],
+                expected=str(wanted)[:400],
+                fix="return a state with the same modules, containers and verdicts as the one given",
+            )
+        )
+
+
+def _pure_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
+    return step_of(config)(config, state, batch)
+
+
+def program_for(config: Any, state: TrainState, batch: Any) -> Program:
+    """The program for these structures, from the cache where it is known."""
+    arrays, static = eqx.partition(state, _is_array)
+    leaves, static_tree = jax.tree.flatten(static)
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((arrays, batch)))
+    trees = tuple(jax.tree.structure(part) for part in (config, arrays, batch))
+    key = (trees, static_tree, tuple(map(typed_key, leaves)), shapes, jax.numpy.zeros(()).dtype.name)
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = Program(config, state, batch)
+        if len(_PROGRAMS) > _MOST_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    _PROGRAMS.move_to_end(key)
+    return _PROGRAMS[key]
+
+
+def copies(leaves: list[Any]) -> list[jax.Array]:
+    """Copies on the device, each with its sharding; nothing is compiled for them."""
+    return jax.device_put(leaves, may_alias=False)
+
+
+class Stepper:
+    """Drives the step of a trainer from a state that stays the caller's.
+
+    Example:
+        >>> from equikd.train import _doctest_trainer
+        >>> trainer = _doctest_trainer()
+        >>> stepper = Stepper(trainer.in_step, trainer.init(), trainer.spec())
+        >>> for batch, _ in zip(trainer.batches(stepper.state), range(3)):
+        ...     stepper.step(batch)
+        >>> int(stepper.state.step), sorted(stepper.swap().results())
+        (3, ['loss', 'losses/mse', 'weighted/mse'])
+    """
+
+    def __init__(self, config: Any, state: TrainState, spec: Any, accumulators: Aux | None = None) -> None:
+        """Copy the state and find the program.
+
+        Args:
+            config: `trainer.in_step`.
+            state: where to start; copied.
+            spec: a `Batch` of arrays or shapes like those that will come.
+            accumulators: losses and metrics to go on from (a checkpoint's), empty by default.
+        """
+        self._program = program_for(config, state, spec)
+        self._leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+        given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, _is_array))
+        self._aux_leaves = self._program.fresh() if given is None else copies(given)
+        self._config_leaves = jax.tree.leaves(config)
+
+    @staticmethod
+    def empty(config: Any, state: TrainState, spec: Any) -> Aux:
+        """Empty accumulators for these structures, on the host."""
+        return program_for(config, state, spec).aux_shapes
+
+    def step(self, batch: Any) -> None:
+        """One update; returns as soon as it is dispatched."""
+        self._leaves, self._aux_leaves = self._program.run(
+            self._leaves, self._aux_leaves, self._config_leaves, place(as_batch(batch))
+        )
+
+    def swap(self) -> Aux:
+        """Losses and metrics since the last swap; the stepper goes on with empty ones and never donates these."""
+        handed_out, self._aux_leaves = self._program.aux(self._aux_leaves), self._program.fresh()
+        return handed_out
+
+    @property
+    def state(self) -> TrainState:
+        """A copy of the train state, valid whatever the stepper does next."""
+        return self._program.state(copies(self._leaves))
+
+    def borrow(self) -> tuple[TrainState, Aux]:
+        """State and accumulators without a copy: to be used before the next `step`, which donates them."""
+        return self._program.state(self._leaves), self._program.aux(self._aux_leaves)
+
+
+def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
+    """One step on copies: the state given stays valid. Inside a trace, the pure step itself."""
+    batch = as_batch(batch)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((config, state, batch))):
+        return _pure_step(config, state, batch)
+    program = program_for(config, state, batch)
+    leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+    leaves, aux_leaves = program.run(leaves, program.fresh(), jax.tree.leaves(config), place(batch))
+    return program.state(leaves), program.aux(aux_leaves)

@@ -1,0 +1,312 @@
+"""The trainer: a config class that is the whole description of a run, and the methods that run it.
+
+    trainer = ek.Trainer(model=ek.lazy(eqx.nn.MLP)(64, 10, 128, 2), inputs={"x": "batch.image"}, optimizer=..., ...)
+    result = trainer.train("runs/digits")
+
+As data it is overridden, compared, written to JSON and swept like any config. `in_step` is what enters the compiled step.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from equikd.config import config, diff, field, from_json, to_json
+from equikd.data import Batch, as_batch
+from equikd.errors import ConfigError, message
+from equikd.evals import Eval, eval_context
+from equikd.losses import Loss
+from equikd.metrics import Metric
+from equikd.train._check import view_of
+from equikd.train._checkpoint import CheckpointStore
+from equikd.train._directory import RunDirectory, environment_facts
+from equikd.train._in_step import InStep, in_step
+from equikd.train._init import initial_state
+from equikd.train._loop import Output, Pending, Saving, loop, run_eval
+from equikd.train._progress import Console
+from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
+from equikd.train._state import TrainState
+from equikd.train._stepper import Stepper, run_once
+from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
+
+
+@config
+class Checkpoints:
+    """When checkpoints are saved, and how many are kept. The end of training is always saved."""
+
+    every: int | None = 1000
+    """Steps between two checkpoints; None: only at the end."""
+    keep: int = 3
+    """How many of the newest are kept."""
+
+    def validate(self) -> None:
+        """Refuse intervals and counts below one."""
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}")
+        if self.keep < 1:
+            raise ValueError(f"keep must be at least 1, got {self.keep}")
+
+
+@config(kw_only=True)
+class Trainer:
+    """The whole description of a run: model, data, losses, metrics, optimizer, evals, checkpoints and writers.
+
+    Example:
+        >>> import equinox as eqx, numpy as np, optax, equikd as ek
+        >>> x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+        >>> trainer = ek.Trainer(
+        ...     model=ek.lazy(eqx.nn.MLP)(1, 1, 8, 1),
+        ...     inputs={"x": "batch.x"},
+        ...     losses={"mse": ek.losses.SquaredError(preds="preds", targets="batch.y")},
+        ...     optimizer=ek.lazy(optax.adam)(1e-2),
+        ...     train_data=ek.data.InMemory({"x": x, "y": x**2}, batch_size=16),
+        ...     num_steps=20,
+        ...     writers=(),
+        ... )
+        >>> result = trainer.train()
+        >>> int(result.state.step), result.predict({"x": x, "y": x}).shape
+        (20, (64, 1))
+    """
+
+    model: Any = None
+    """A node that makes the model, or None where a live one is given to `init` or `train`."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Argument of the model -> key path, such as `{"x": "batch.image"}`."""
+    per_example: bool = True
+    """The model takes one example, and is mapped over the batch axis; False: it takes whole batches."""
+    unmapped: tuple[str, ...] = ()
+    """Arguments from the batch that are the same for each example."""
+    losses: dict[str, Loss] = field(default_factory=dict)
+    """Loss name -> loss; the total is the sum of weight x mean."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    """Metric name -> metric, exact over each logging interval."""
+    optimizer: Any
+    """A node that makes an optax optimizer."""
+    trainable: tuple[str, ...] | str | Callable[[str, Any], bool] | None = None
+    """Globs or a predicate (path, leaf) of what is trained; None: every inexact array of the model."""
+    step: Callable[..., Any] | None = None
+    """A step function of one's own, (config, state, batch) -> (state, aux)."""
+    init_extra: Any = None
+    """Makes `state.extra` from the model, for a step of one's own."""
+    train_data: Any
+    """A pipeline such as `ek.data.InMemory`, a function that returns an iterator, or a node that makes either."""
+    num_steps: int
+    """Optimizer updates to make."""
+    evals: dict[str, Eval] = field(default_factory=dict)
+    """Eval name -> eval."""
+    seed: int = field(dynamic=True, unsigned=True, default=0)
+    """Of the model's parameters, the data order and the PRNG keys."""
+    log_every: int = 100
+    """Steps in a training interval; metrics are exact over each."""
+    checkpoints: Checkpoints | None = Checkpoints()
+    """When to save, where there is a work directory; None: never."""
+    writers: tuple[Any, ...] = (Console(), TensorBoard())
+    """Where results go, beside metrics.jsonl."""
+    trace: tuple[str, ...] | str = "all"
+    """Globs of the floats that are traced at all; the others are part of the program."""
+    shared: dict[str, float | Any] = field(default_factory=dict)
+    """Free values that other fields refer to by `ek.ref("shared.NAME")`."""
+
+    def validate(self) -> None:
+        """Refuse counts below one and splits that are taken."""
+        for name in ("num_steps", "log_every"):
+            value = part(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        if "train" in self.evals:
+            raise ValueError("an eval cannot be named 'train', which is the split of the training intervals")
+
+    @property
+    def in_step(self) -> InStep:
+        """What enters the step: changing anything else never retraces."""
+        if "_in_step" not in self.__dict__:
+            self.__dict__["_in_step"] = in_step(self)  # frozen, so once is enough
+        return self.__dict__["_in_step"]
+
+    def init(self, *, model: Any = None, model_state: Any = None) -> TrainState:
+        """The train state before the first update.
+
+        Args:
+            model: a live model to start from, which stays the caller's; of the structure of `self.model` where that is
+                given.
+            model_state: its `eqx.nn.State`, where the model no longer holds the initial one.
+
+        Raises:
+            EquikdError: whatever is wrong with the experiment; all wrong key paths at once.
+        """
+        prepare(self, model, model_state)
+        return initial_state(self.in_step, part(self, "seed"), model, model_state)
+
+    def batches(self, state: TrainState) -> Iterator[Batch]:
+        """The training batches from the state's step on."""
+        return pipeline(self.train_data, root=self, path="train_data").batches(int(state.step), part(self, "seed"))
+
+    def spec(self) -> Batch:
+        """Shapes and dtypes of a training batch."""
+        return pipeline(self.train_data, root=self, path="train_data").spec()
+
+    def train(self, workdir: Any = None, *, model: Any = None, model_state: Any = None) -> "Result":
+        """Train, from the newest checkpoint of the work directory where it has one.
+
+        Args:
+            workdir: receives config.json, environment.json, metrics.jsonl, TensorBoard events and checkpoints; None:
+                nothing is written.
+            model: a live model to start from, as in `init`.
+            model_state: its `eqx.nn.State`.
+
+        Returns:
+            Final state, model and results.
+
+        Raises:
+            EquikdError: whatever is wrong with the experiment, before anything is computed or written.
+            DataError: the data ends before `num_steps`.
+        """
+        directory = None if workdir is None else RunDirectory.open(workdir)
+        if directory is not None:
+            directory.check()
+        setup = prepare(self, model, model_state)
+        if directory is None:
+            stepper = Stepper(setup.config, self._first(setup, model, model_state), setup.spec)
+            return self._run(setup, stepper, None, None, 0, 0.0)
+        keep = self.checkpoints.keep if self.checkpoints is not None else 1
+        with CheckpointStore(directory.checkpoints, keep) as store:
+            stepper, start, seconds = self._resume(setup, store, model, model_state)
+            self._describe(directory, setup, start)
+            return self._run(setup, stepper, directory, store, start, seconds)
+
+    def _first(self, setup: Setup, model: Any, model_state: Any) -> TrainState:
+        return initial_state(setup.config, setup.seed, model, model_state)
+
+    def _resume(self, setup: Setup, store: CheckpointStore, model: Any, model_state: Any) -> tuple[Stepper, int, float]:
+        """A stepper at the newest checkpoint, or at the beginning."""
+        latest = store.latest()
+        if latest is None:
+            return Stepper(setup.config, self._first(setup, model, model_state), setup.spec), 0, 0.0
+        if latest > setup.num_steps:
+            raise ConfigError(
+                message(
+                    "the run is already past num_steps",
+                    got=f"newest checkpoint {latest}, num_steps {setup.num_steps}",
+                    fix="raise num_steps, or use another work directory",
+                )
+            )
+        shapes = {"state": setup.state, "accumulators": Stepper.empty(setup.config, setup.state, setup.spec)}
+        arrays, facts = store.restore(latest, {name: eqx.filter(tree, _is_array) for name, tree in shapes.items()})
+        state = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
+        stepper = Stepper(setup.config, state, setup.spec, arrays["accumulators"])
+        return stepper, latest, float(facts["seconds"])
+
+    def _describe(self, directory: RunDirectory, setup: Setup, start: int) -> None:
+        """Write config.json and environment.json; where they exist, print what differs: the new config wins."""
+        text = to_json(self, unloadable=True)
+        if not directory.exists:
+            directory.create(text, environment_facts(setup.seed))
+            return
+        old = directory.config_text()
+        changes = _differences(old, self)
+        if changes:
+            sys.stderr.write(f"resuming at step {start} with a changed config:\n{changes}\n")
+            directory.update_config(text, start)
+
+    def _run(
+        self, setup: Setup, stepper: Stepper, directory: RunDirectory | None, store: CheckpointStore | None, start: int,
+        seconds: float,
+    ) -> "Result":
+        workdir = None if directory is None else directory.path
+        run = Run(workdir, to_json(self, unloadable=True), setup.num_steps, start)
+        always = () if workdir is None else (JsonLines(),)
+        with Writers.open((*always, *part(self, "writers")), run) as writers:
+            output = Output(writers, seconds)
+            saving = Saving(store, self.checkpoints.every) if store is not None and self.checkpoints is not None else None
+            loop(setup, stepper, output, saving, start)
+            if start == setup.num_steps:  # a finished run: its rows are written; only the results are wanted again
+                output = Output(Writers.open((), run), seconds)
+                for one in setup.evals:
+                    output.write(Pending(start, one.name, run_eval(one, stepper)))
+        return Result(self, stepper.state, output.latest)
+
+
+def _differences(old_text: str, new: Trainer) -> str:
+    try:
+        return str(diff(from_json(old_text), new))
+    except ConfigError:  # holds what only the process that wrote it had; compare what was written
+        text = to_json(new, unloadable=True)
+        import json
+
+        return str(diff(_plain(json.loads(old_text)), _plain(json.loads(text))))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _is_array(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+class Result:
+    """What training gives.
+
+    Attributes:
+        state: the final train state.
+        metrics: newest value of each result, by `split/name`.
+    """
+
+    def __init__(self, trainer: Trainer, state: TrainState, metrics: dict[str, float]) -> None:
+        self.trainer, self.state, self.metrics = trainer, state, metrics
+
+    @property
+    def model(self) -> Any:
+        """The trained model."""
+        return self.state.model
+
+    def predict(self, batch: Any) -> Any:
+        """Predictions on a batch, in inference mode.
+
+        Args:
+            batch: a `Batch` or a bare pytree, with what the model's inputs need.
+
+        Returns:
+            What the model gives, batch axis first.
+        """
+        return predict(self.trainer, self.state, batch)
+
+
+@eqx.filter_jit
+def _predict(config: InStep, view: Any, batch: Batch) -> Any:
+    return eval_context(config, view, batch).preds
+
+
+def predict(trainer: Trainer, state: TrainState, batch: Any) -> Any:
+    """Predictions of a state's model on a batch, in inference mode.
+
+    Args:
+        trainer: the trainer, whose hyperparameters are used.
+        state: a train state.
+        batch: a `Batch` or a bare pytree, with what the model's inputs need.
+
+    Returns:
+        What the model gives, batch axis first.
+    """
+    return _predict(trainer.in_step, view_of(state), as_batch(batch))
+
+
+def step(trainer: Any, state: TrainState, batch: Any) -> Any:
+    """One update, for notebooks and loops of one's own; the state given stays valid.
+
+    Args:
+        trainer: a `Trainer`, or its `in_step` (which may hold tracers: under `grad` or `vmap` this is the pure step).
+        state: a train state.
+        batch: from `trainer.batches(state)`, or any batch of that structure.
+
+    Returns:
+        `(state, aux)`: the new state, and the losses and metric states of this batch.
+    """
+    return run_once(trainer.in_step if isinstance(trainer, Trainer) else trainer, state, batch)
+
+
+__all__ = ["Checkpoints", "Result", "Trainer", "abstract_state", "predict", "step"]
