@@ -44,14 +44,14 @@ def _faults(data: Any, owner: str) -> str:
         try:
             canonical(leaf)
         except DataError as error:
-            texts.append(f"{owner}: {path or 'it'} {error}")
+            texts.append(f"{owner}: {path} {error}" if path else f"{owner} {error}")
     return report(f"{len(texts)} arrays are wrong", texts)
 
 
 def _unequal(data: Any, arrays: list[Any], owner: str) -> str:
     if not arrays:
         return message(f"{owner} holds no arrays", got=spell_value(data), expected="a pytree of arrays")
-    spelt = {path or "it": spell_array(array) for path, array in zip(named_leaves(data), arrays, strict=True)}
+    spelt = {path or "the array": spell_array(array) for path, array in zip(named_leaves(data), arrays, strict=True)}
     got = "\n".join(f"{path}: {array}" for path, array in spelt.items())
     if all(array.shape[0] == 0 for array in arrays):
         return message(f"{owner} has no rows", got=got, expected="one row at least")
@@ -77,7 +77,7 @@ def canonical(leaf: Any) -> Any:
             array = _converted(array, dtype)
     if not array.shape:
         raise DataError(
-            message("has no leading axis", got=spell_value(leaf), expected="an array whose first axis is the rows")
+            message("has no leading axis", got=spell_value(leaf), expected="an array whose first axis counts the rows")
         )
     return array
 
@@ -127,4 +127,6 @@ def spell_value(value: Any) -> str:
     if isinstance(value, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
         return spell_array(value)
     text = repr(value)
+    if value is None:
+        return text
     return f"{type(value).__name__} {text if len(text) <= 100 else text[:97] + '...'}"

@@ -22,6 +22,7 @@ from equikd.config._dataclass import raw
 from equikd.config._names import display_name
 from equikd.config._values import Ref, is_config, is_node, is_part
 from equikd.data._arrays import spell_array, spell_value
+from equikd.data._memory import InMemory
 from equikd.data._pipeline import Batch, Pipeline, as_batch, batch_size, element_spec, pad, resolved
 from equikd.errors import DataError, message
 from equikd.tree import named_leaves
@@ -249,10 +250,11 @@ def pipeline(data: Any, *, root: Any = None, path: str = "data") -> Pipeline:
         path: where `data` stands in `root`, for messages.
 
     Returns:
-        A pipeline; nodes are resolved, arrays loaded at first use.
+        A pipeline; nodes are resolved, and the arrays of an `InMemory` loaded and checked, once.
 
     Raises:
-        DataError: `data` is an iterator, which cannot be started again; bare arrays; or nothing that yields batches.
+        DataError: `data` is an iterator, which cannot be started again; bare arrays; an `InMemory` of wrong arrays; or
+            nothing that yields batches.
 
     Example:
         >>> stream = pipeline([np.zeros((2, 3)), np.ones((2, 3))])
@@ -272,11 +274,20 @@ def pipeline(data: Any, *, root: Any = None, path: str = "data") -> Pipeline:
         made_at = f"{path}.make"
         return _iterable(_Source(lambda: resolve(data.make, root=root, path=made_at), made_at), data.repeat)
     if isinstance(data, Pipeline) and not isinstance(data, type):
-        return resolved(data, root, path) if is_config(data) else data
+        ready = resolved(data, root, path) if is_config(data) else data
+        return _checked(ready, path) if isinstance(ready, InMemory) else ready
     _refuse(data, path)
     if isinstance(data, abc.Iterable):
         return _iterable(_Source(lambda: data, path))
     return _iterable(data)
+
+
+def _checked(data: InMemory, path: str) -> InMemory:
+    try:
+        data.spec()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    return data
 
 
 def _iterable(make: Callable[..., Any], repeat: bool = False) -> Iterable:
@@ -290,7 +301,7 @@ def _refuse(data: Any, path: str) -> None:
     if isinstance(data, type) and isinstance(data, Pipeline):
         what, fix = f"got the class {data.__name__}, not an instance", f"write {data.__name__}(...)"
     elif data is None:
-        what, fix = "there are no data", "give ek.data.InMemory(arrays, batch_size=...)"
+        what, fix = "there is no data", "give ek.data.InMemory(arrays, batch_size=...)"
     elif isinstance(data, abc.Iterator):
         what = "an iterator can be read only once, so the data could not be started again"
         fix = "give the function that makes it: lambda: iter(...), or a generator function without its call"

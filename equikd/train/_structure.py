@@ -94,8 +94,8 @@ def importable_name(thing: Any) -> str:
         ConfigError: nothing can be imported that gives back the same object.
 
     Example:
-        >>> importable_name(jax.nn.relu)
-        'jax.nn:relu'
+        >>> importable_name(eqx.nn.MLP)
+        'equinox.nn:MLP'
     """
     try:
         return public_name(thing)

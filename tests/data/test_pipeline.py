@@ -18,7 +18,6 @@ from equikd.data import (
     as_batch,
     batch_size,
     element_spec,
-    exhausted,
     pad,
     pipeline,
 )
@@ -269,6 +268,11 @@ def test_an_error_while_loading_names_the_path():
     assert "while resolving train_data.arrays = " in error.value.__notes__[0]
 
 
+def test_arrays_that_do_not_fit_are_found_at_once_under_their_path():
+    with pytest.raises(DataError, match=r"^evals\.test\.data: InMemory: its arrays disagree"):
+        pipeline(InMemory((np.zeros(3), np.zeros(4))), path="evals.test.data")
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -290,7 +294,7 @@ def test_what_is_no_pipeline(name, data, snapshot):
 
 
 def test_exhausted(snapshot):
-    snapshot("exhausted", f"{exhausted(7, 100)}\n\n{exhausted(0, 100, 'evals.test.data')}")
+    snapshot("exhausted", f"{ek.data.exhausted(7, 100)}\n\n{ek.data.exhausted(0, 100, 'evals.test.data')}")
 
 
 def test_messages_name_the_path_of_a_loader_and_of_a_node():

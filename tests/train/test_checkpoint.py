@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -48,14 +44,16 @@ def saved(store: CheckpointStore, step: int, **arrays: Any) -> None:
     store.wait()
 
 
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def assert_same(left: Any, right: Any) -> None:
     """Structure, dtypes, shapes and bits."""
     assert jax.tree.structure(left) == jax.tree.structure(right)
     for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert _leaves.to_host({"": a})[0][""].tobytes() == _leaves.to_host({"": b})[0][""].tobytes()
 
 
 class Pair(NamedTuple):
@@ -218,44 +216,6 @@ def test_every_mismatch_is_listed_at_once(store, snapshot):
     assert "state.layers[0].weight" in str(error.value)
 
 
-def test_a_hopeless_mismatch_stays_on_one_screen(store):
-    saved(store, 1, state=[np.ones(1)] * 600)
-    with pytest.raises(CheckpointError) as error:
-        store.restore(1, {"state": [np.ones(2)] * 600})
-    assert len(str(error.value).splitlines()) <= 40
-    assert "600 leaves differ" in str(error.value)
-    assert "571 more" in str(error.value)
-
-
-def test_leaves_that_are_no_arrays_are_all_listed(store, snapshot):
-    gone = jnp.ones(2)
-    gone.delete()
-    with pytest.raises(CheckpointError) as error:
-        leaves = {"rate": 0.1, "act": jax.nn.relu, "text": np.array(["a"]), "gone": gone, "w": jnp.ones(1)}
-        store.save(1, {"state": leaves}, {})
-    snapshot("not_arrays", str(error.value))
-    with pytest.raises(CheckpointError, match="a tracer; save outside jit"):
-        jax.jit(lambda x: store.save(1, {"x": x}, {}))(1.0)
-    with pytest.raises(CheckpointError, match=r"no arrays\n  - rate: float"):
-        saved(store, 1, rate=np.ones(()))
-        store.restore(1, {"rate": 1.0})
-
-
-def test_two_leaves_of_one_name_are_refused(store):
-    class Key:
-        def __init__(self, order: int) -> None:
-            self.order = order
-
-        def __lt__(self, other: "Key") -> bool:
-            return self.order < other.order
-
-        def __str__(self) -> str:
-            return "same"
-
-    with pytest.raises(CheckpointError, match=r"two leaves have one name\n  - s.same"):
-        store.save(1, {"s": {Key(0): np.ones(1), Key(1): np.ones(2)}}, {})
-
-
 def fail(*args: Any) -> None:
     raise OSError(28, "No space left on device")
 
@@ -278,7 +238,7 @@ def test_an_error_in_the_background_surfaces_once(tmp_path, monkeypatch, place, 
             act()
     assert isinstance(error.value.__cause__, OSError)
     assert "No space left" in str(error.value)
-    assert sorted(os.listdir(tmp_path)) == ["1"]  # neither half of 2, nor 3, and 1 is not evicted
+    assert listing(tmp_path) == ["1"]  # neither half of 2, nor 3, and 1 is not evicted
     if surface == "close":
         store.close()
         return
@@ -364,7 +324,7 @@ def test_leftovers_neither_count_nor_stay_and_other_files_do(tmp_path):
         assert store.steps() == ()
         saved(store, 7, s=state(7))
         saved(store, 8, s=state(8))
-    assert sorted(os.listdir(tmp_path)) == ["08", "8", "9", "notes", "notes.txt"]
+    assert listing(tmp_path) == ["08", "8", "9", "notes", "notes.txt"]
 
 
 def test_a_reader_changes_nothing(tmp_path):
@@ -373,7 +333,7 @@ def test_a_reader_changes_nothing(tmp_path):
         assert store.steps() == ()
     with CheckpointStore(tmp_path / "none", keep=1) as store:
         assert store.latest() is None
-    assert os.listdir(tmp_path) == ["7.orbax-checkpoint-tmp"]
+    assert listing(tmp_path) == ["7.orbax-checkpoint-tmp"]
 
 
 @pytest.mark.parametrize("breakage", ["missing", "format", "json", "arrays", "truncated", "lie"])
@@ -444,68 +404,3 @@ def test_a_closed_store_saves_no_more(store):
 def test_keep_is_at_least_one(tmp_path, keep):
     with pytest.raises(CheckpointError, match="keep"):
         CheckpointStore(tmp_path, keep)
-
-
-def test_bytes_of_exotic_dtypes_and_names_of_entries():
-    assert _leaves.spell(_leaves.entry_of(jax.ShapeDtypeStruct((2,), jnp.bfloat16))) == "bfloat16[2]"
-    assert not _leaves.is_array(np.array([None]))
-    assert not _leaves.is_array(np.zeros(2, ">f4"))
-    assert not _leaves.is_array(np.zeros(2, [("a", "f4")]))
-    assert not _leaves.is_array(np.zeros(2, np.longdouble))
-    assert _leaves.is_array(np.zeros(2, ml_dtypes.int2))
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from equikd.train import _checkpoint
-
-assert "orbax" not in sys.modules
-directory, place = Path(sys.argv[1]), sys.argv[2]
-
-def die(path, *args):
-    if {"document": "/3.orbax", "remove": "/1.removed"}[place] in str(path):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(path, *args)
-
-store = _checkpoint.CheckpointStore(directory, keep=2)
-if place == "document":
-    original, _checkpoint.write_atomically = _checkpoint.write_atomically, die
-if place == "remove":
-    original, _checkpoint.shutil.rmtree = _checkpoint.shutil.rmtree, die
-for step in range(10**6):
-    store.save(step, {"w": [np.full((100, 100), step, np.float32) for _ in range(8)]}, {"at": step})
-    if step == 2:
-        store.wait()
-    print(step, flush=True)
-"""
-
-
-@pytest.mark.parametrize("place", ["document", "remove", "anywhere"])
-def test_a_killed_run_leaves_whole_checkpoints(tmp_path, place):
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path), place],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    with child:
-        for line in child.stdout:
-            if place == "anywhere" and int(line) == 9:
-                time.sleep(0.011)
-                child.kill()
-    assert child.returncode == -signal.SIGKILL
-    before = sorted(os.listdir(tmp_path))
-    assert place == "anywhere" or any("tmp" in name for name in before), before
-    with CheckpointStore(tmp_path, keep=2) as store:
-        steps = store.steps()
-        assert 1 <= len(steps) <= 3
-        assert place == "anywhere" or steps[-1] == {"document": 2, "remove": 3}[place]
-        for step in steps:
-            restored, facts = store.restore(step, {"w": [np.zeros((100, 100), np.float32)] * 8})
-            assert facts == {"at": step}
-            assert all((leaf == step).all() for leaf in restored["w"])
-        saved(store, steps[-1] + 1, w=[])
-        assert store.steps() == (steps[-1], steps[-1] + 1)
-    assert sorted(os.listdir(tmp_path), key=int) == [str(steps[-1]), str(steps[-1] + 1)]
