@@ -7,6 +7,7 @@ tests run both and compare, so that a new JAX release is met by one failing test
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer as Tracer
 
 
 def weaken(x: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ from jaxtyping import Integer
 
 from equikd.config import config, resolve
 from equikd.config._values import is_node
+from equikd.errors import ConfigError, message
 from equikd.metrics import State, sum_field
 from equikd.metrics._base import all_kept, connect, explained, is_numeric, kept_and_real
 from equikd.metrics._state import masked_sum
@@ -89,6 +90,9 @@ class Loss(abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if cls.depends_on not in ("element", "row", "batch"):
+            what = f"{cls.__qualname__}.depends_on: unknown"
+            raise ConfigError(message(what, got=repr(cls.depends_on), expected="'element', 'row' or 'batch'"))
         if "values" in cls.__dict__:
             cls.values = typechecked(cls.__dict__["values"])
 

@@ -44,7 +44,7 @@ def _float(count: Any) -> Any:
 
 def _weak(value: Any) -> Any:
     """A scalar that promotes like a Python float, as all hyperparameters in the trace do: bf16 stays bf16."""
-    return weaken(value) if value.ndim == 0 else value
+    return weaken(value) if getattr(value, "ndim", None) == 0 else value
 
 
 def _check(condition: bool, text: str) -> None:
@@ -72,7 +72,7 @@ class Constant(Schedule):
     def __call__(self, count: Any) -> Any:
         """The value."""
         del count
-        return self.value
+        return _weak(self.value)
 
 
 @config

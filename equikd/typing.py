@@ -56,6 +56,8 @@ def typechecked(function: F) -> F:
         if os.environ.get("EQUIKD_TYPECHECK") == "0":
             return function
         return jaxtyped(typechecker=_beartype())(function)
+    if function.__name__ == "<lambda>":  # it has no annotations, and jaxtyping trips over its name
+        return function
     checked: list[Any] = []
 
     @functools.wraps(function)

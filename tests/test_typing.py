@@ -1,5 +1,6 @@
 """`typechecked`: axis names across arguments, tracers for floats, an off switch, beartype only when called."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -67,9 +68,11 @@ def test_methods_and_names():
         Model()(jnp.ones((3, 3)))
 
 
-def test_classes():
-    import dataclasses
+def test_a_lambda_has_nothing_to_check():
+    assert typechecked(lambda x: x)(3) == 3
 
+
+def test_classes():
     @typechecked
     @dataclasses.dataclass
     class Pair:
@@ -96,9 +99,11 @@ def test_it_can_be_turned_off(monkeypatch):
 def test_beartype_is_imported_at_the_first_call():
     code = (
         "import sys; from equikd.typing import typechecked\n"
-        "f = typechecked(lambda: 1)\n"
+        "@typechecked\n"
+        "def f(x: int) -> int:\n"
+        "    return x\n"
         "assert 'beartype' not in sys.modules\n"
-        "f()\n"
+        "f(1)\n"
         "assert 'beartype' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from equikd._compat import Tracer
 from equikd.config._flatten import Aux, flatten_values, from_child
 from equikd.config._names import from_portable, portable
 from equikd.config._names import spell as spell_value
@@ -158,13 +159,13 @@ class _Class:
 
     @functools.cached_property
     def plans(self) -> dict[str, Plan]:
-        made = {}
+        made, annotations = {}, self.hints
         for f in dataclasses.fields(self.cls):
             where = f"{self.cls.__qualname__}.{f.name}"
             if not f.init:
                 raise ConfigError(message(f"{where}: a config field is an argument of the constructor", got="init=False"))
             try:
-                made[f.name] = make_plan(self.hints[f.name], **f.metadata.get("equikd", {}))
+                made[f.name] = make_plan(annotations[f.name], **f.metadata.get("equikd", {}))
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
         return made
@@ -207,7 +208,10 @@ def roles(cls: type) -> dict[str, tuple[str, str]]:
     """
     options = {f.name: [k for k, on in f.metadata.get("equikd", {}).items() if on] for f in dataclasses.fields(cls)}
     return {
-        name: (plan.role, f"annotated {spell(plan.annotation)}" + "".join(f", {o}=True" for o in options[name]))
+        name: (
+            plan.role,
+            f"annotated {spell(plan.annotation)}" + "".join(f", {o}=True" for o in options[name]) + plan.remark,
+        )
         for name, plan in plans(cls).items()
     }
 
@@ -266,7 +270,7 @@ def comparison_key(value: Any) -> Any:
     """A hashable key by type and value for anything that a config may hold; arrays by dtype, shape and bytes."""
     if is_config(value):
         return (type(value), tuple((name, comparison_key(part)) for name, part in fields_of(value).items()))
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return Identity(value)
     if isinstance(value, jax.Array | np.ndarray):
         array = np.asarray(value)

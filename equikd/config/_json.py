@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._dataclass import fields_of, plans
 from equikd.config._names import display_name, import_object, public_name
 from equikd.config._node import Node, build, parts, pin, ref
@@ -134,7 +135,7 @@ class _Writer:
             return {"__path__": str(value)} | ({} if isinstance(value, pathlib.Path) else {"pure": type(value).__name__})
         if value is Ellipsis:
             return {"__ellipsis__": True}
-        if isinstance(value, jax.Array | np.ndarray) and not isinstance(value, jax.core.Tracer) and value.ndim == 0:
+        if isinstance(value, jax.Array | np.ndarray) and not isinstance(value, Tracer) and value.ndim == 0:
             return self.write(float(str(np.asarray(value)[()])), at)
         if is_uncalled(value):
             return self.write(value.__equikd_target__, at)

@@ -13,8 +13,9 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+import equinox as eqx
 import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
@@ -28,6 +29,7 @@ from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.tree import is_glob
 
 T = TypeVar("T")
+M = TypeVar("M", bound=eqx.Module)
 
 
 class Node:
@@ -312,14 +314,20 @@ def _unpickle_lazy(target: Any) -> _Lazy:
     return _Lazy(from_portable(target))
 
 
-def lazy(target: T) -> T:
+@overload
+def lazy(target: type[M], /) -> Callable[..., M]: ...
+@overload
+def lazy(target: T, /) -> T: ...
+def lazy(target: Any, /) -> Any:
     """Write a call down instead of making it.
 
     Args:
         target: a callable, or a module whose attributes are then lazy too.
 
     Returns:
-        Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`.
+        Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. A module class is typed
+        as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are checked when the
+        node is written all the same.
 
     Raises:
         ConfigError: `target` is neither; or, at the call, the arguments do not fit.
@@ -335,7 +343,7 @@ def lazy(target: T) -> T:
         raise ConfigError(
             message("lazy takes a callable or a module", got=f"{type(target).__name__} {target!r}", where=_caller())
         )
-    return target if is_node(target) else _Lazy(target)  # pyright: ignore[reportReturnType]  # typed as its target
+    return target if is_node(target) else _Lazy(target)
 
 
 def pin(value: float) -> Any:

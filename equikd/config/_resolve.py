@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from equikd._compat import is_weak, weaken
+from equikd._compat import Tracer, is_weak, weaken
 from equikd.config._dataclass import fields_of, raw
 from equikd.config._names import display_name
 from equikd.config._node import Node, needs_key, parts
@@ -131,7 +131,7 @@ class Resolver:
     def _note(self, node: Node, at: Path, where: str, error: Exception) -> str:
         text = f"while resolving {join(at) or 'the config'} = {_short(node)}, written at {where}"
         if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
-            floats = [join((*at, *p)) for p, v in walk(node) if isinstance(v, jax.core.Tracer) and not v.ndim]
+            floats = [join((*at, *p)) for p, v in walk(node) if isinstance(v, Tracer) and not v.ndim]
             pins = ", ".join(f"{path!r}: ek.pin(...)" for path in floats[:8])
             text += f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
         return text

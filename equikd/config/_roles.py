@@ -15,6 +15,7 @@ floats. References, pins and nodes may stand in any field.
 
 import dataclasses
 import enum
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._names import spell as spell_value
 from equikd.config._values import check_plain, exact_float, is_config, is_part, number
 from equikd.errors import ConfigError, message
@@ -42,7 +44,20 @@ class Plan:
     @property
     def role(self) -> str:
         """`leaf`, `static`, `opaque` or `child`, as `roles` shows it."""
+        if self.kind == "union" and _is_optional_float(self):
+            return "leaf"
+        if self.kind == "any" and not is_config_class(self.annotation):
+            return "static"
         return {"float": "leaf", "integer": "leaf", "static": "static", "opaque": "opaque"}.get(self.kind, "child")
+
+    @property
+    def remark(self) -> str:
+        """What the role does not say."""
+        if self.kind == "any" and not is_config_class(self.annotation):
+            return "; a node or config in it is a child"
+        if self.kind == "static" and {*typing.get_args(self.annotation)} == {float, type(None)}:
+            return "; field(dynamic=True) makes it a leaf"
+        return ""
 
 
 ARGUMENT = Plan("argument", Any)  # of a node: a float is always a leaf
@@ -66,10 +81,13 @@ def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque
     if dynamic and _bare(annotation) is int:
         return Plan("integer", annotation, unsigned=bool(options.get("unsigned")))
     made = _plan(annotation)
-    optional_float = made.kind == "union" and {m.annotation for m in made.members} == {float, type(None)}
-    if optional_float and not dynamic:
+    if _is_optional_float(made) and not dynamic:
         return Plan("static", annotation)
     return made
+
+
+def _is_optional_float(plan: Plan) -> bool:
+    return plan.kind == "union" and {m.annotation for m in plan.members} == {float, type(None)}
 
 
 def _bare(annotation: Any) -> Any:
@@ -109,7 +127,10 @@ def spell(annotation: Any) -> str:
     """An annotation as it was written, near enough for messages."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("Annotated[str, KeyPath]", "KeyPath")
+    text = str(annotation)
+    if "'" not in text:  # a dot in a Literal is no module's
+        text = re.sub(r"\b[\w.]+\.(?=\w)", "", text)
+    return text.replace("typing.", "").replace("Annotated[str, KeyPath]", "KeyPath")
 
 
 def is_array(value: Any) -> bool:
@@ -168,7 +189,7 @@ def _normalise_float(plan: Plan, value: Any, path: str) -> Any:
 
 def float_array(value: Any, path: str) -> Any:
     """A 0-d float array for a float field, with a fixed dtype; a tracer passes as it is."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return value
     if not np.issubdtype(value.dtype, np.floating) and not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
         raise ConfigError(message(f"{path}: wrong kind of array", got=f"{value.dtype}[]", expected="float"))

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._dataclass import config, fields_of, plans, raw
 from equikd.config._values import Pin, Ref, is_config, is_node
 from equikd.errors import ConfigError, EquikdError, listing, message, nearest, report
@@ -105,7 +106,7 @@ def host(cfg: T) -> T:
     """
 
     def to_python(value: Any) -> Any:
-        if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray) or np.ndim(value):
+        if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray) or np.ndim(value):
             return value
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value

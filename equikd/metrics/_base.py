@@ -153,10 +153,11 @@ def kept_and_real(own: Any, context: Context) -> tuple[Any, Any]:
         WiringError: `own` is not bool, or its first axis is not the batch.
     """
     rows = None if context.mask is UNSET else context.mask
+    rows = jnp.asarray(rows) if isinstance(rows, np.ndarray) else rows
     if own is None or own is rows:
         return rows, rows
-    if own.dtype != jnp.bool_:
-        raise WiringError(message("a mask is bool", got=str(own.dtype), fix="make it bool in the data: x > 0"))
+    if getattr(own, "dtype", None) != jnp.bool_:
+        raise WiringError(message("a mask is a bool array", got=_spec(own), fix="make it bool in the data: x > 0"))
     if rows is None:
         return own, None
     if own.shape[:1] != rows.shape:

@@ -31,6 +31,7 @@ from equikd.errors import ConfigError, WiringError, message, report
 from equikd.typing import Array, Bool, Inexact, Int, Shaped
 
 S = TypeVar("S", bound="State")
+T = TypeVar("T")
 
 _CHOICES = "sum_field(), min_field(), max_field(), state_field() or static_field()"
 
@@ -88,7 +89,7 @@ def _extreme(dtype: np.dtype, *, highest: bool) -> Any:
 _SUM = _leafwise(_add, _zero)
 _MIN = _leafwise(jnp.minimum, functools.partial(_extreme, highest=True))
 _MAX = _leafwise(jnp.maximum, functools.partial(_extreme, highest=False))
-_STATE = Rule(lambda a, b: a.merge(b), lambda shapes: empty_state(shapes))  # noqa: PLW0108  # defined below
+_STATE = Rule(lambda a, b: a.merge(b), lambda shapes: _empty(shapes))  # noqa: PLW0108  # defined below
 
 
 def sum_field() -> Any:
@@ -222,19 +223,28 @@ class State(eqx.Module):
         return self.merge(other)
 
 
-def empty_state(shapes: S) -> S:
+def empty_state(shapes: T) -> T:
     """The identity of merge: the state of no rows at all.
 
     Args:
-        shapes: a state whose leaves have a shape and a dtype, such as `jax.eval_shape` returns.
+        shapes: a state, or a pytree of states, whose leaves have a shape and a dtype, such as `jax.eval_shape` returns.
 
     Returns:
-        A state of the same structure, shapes and dtypes, its leaves numpy arrays.
+        The same structure, shapes and dtypes, its leaves numpy arrays.
+
+    Raises:
+        WiringError: a leaf belongs to no state, or a sum is over bools.
 
     Example:
         >>> empty_state(jax.eval_shape(Average.of, jnp.ones(3))).count
         array(0, dtype=int32)
     """
+    return jax.tree.map(_empty, shapes, is_leaf=lambda part: isinstance(part, State))
+
+
+def _empty(shapes: Any) -> Any:
+    if not isinstance(shapes, State):
+        raise WiringError(message("only states can be empty", got=repr(shapes), expected="ek.metrics.State"))
     children, structure = _children(shapes)
     empty = []
     for (name, rule), child in zip(_rules(shapes), children, strict=True):

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._resolve import Resolver
 from equikd.config._values import is_config
 from equikd.errors import ConfigError, listing, message, report
@@ -206,7 +207,7 @@ def _find_static_floats(config: Any) -> dict[str, str]:
         for field, array in _static_arrays(model):
             if id(array) in seen:
                 found[seen[id(array)][0]] = field
-            elif isinstance(array, jax.core.Tracer):
+            elif isinstance(array, Tracer):
                 derived.append(field)
 
     _quietly(probe, config)

@@ -89,7 +89,7 @@ def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
     batch = as_batch(batch)
     model = with_hyperparameters(config, state.model, state.hyperparameter)
 
-    def total_loss(params: Any, rest: Any) -> tuple[jax.Array, Context]:
+    def total_loss(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
         context = forward(config, state, batch, model=eqx.combine(params, rest))
         total, context = losses_of(config, context)
         return total, {name: getattr(context, name) for name in ("preds", "losses", "model_state", "totals")}

@@ -14,11 +14,13 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._values import typed_key
 from equikd.data import as_batch
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
 from equikd.sharding import place
+from equikd.train._in_step import InStep
 from equikd.train._state import TrainState
 from equikd.train._step import default_step
 
@@ -126,25 +128,34 @@ class Stepper:
     """Drives the step of a trainer from a state that stays the caller's.
 
     Example:
-        >>> from equikd.train import _doctest_trainer
-        >>> trainer = _doctest_trainer()
-        >>> stepper = Stepper(trainer.in_step, trainer.init(), trainer.spec())
+        >>> import equinox as eqx, numpy as np, optax, equikd as ek
+        >>> x = np.ones((64, 2), np.float32)
+        >>> trainer = ek.Trainer(
+        ...     model=ek.lazy(eqx.nn.Linear)(2, 2),
+        ...     inputs={"x": "batch.x"},
+        ...     losses={"mse": ek.losses.SquaredError(preds="preds", targets="batch.x")},
+        ...     optimizer=ek.lazy(optax.sgd)(0.1),
+        ...     train_data=ek.data.InMemory({"x": x}, batch_size=16),
+        ...     num_steps=3,
+        ... )
+        >>> stepper = Stepper(trainer, trainer.init())
         >>> for batch, _ in zip(trainer.batches(stepper.state), range(3)):
         ...     stepper.step(batch)
         >>> int(stepper.state.step), sorted(stepper.swap().results())
         (3, ['loss', 'losses/mse', 'weighted/mse'])
     """
 
-    def __init__(self, config: Any, state: TrainState, spec: Any, accumulators: Aux | None = None) -> None:
+    def __init__(self, trainer: Any, state: TrainState, *, spec: Any = None, accumulators: Aux | None = None) -> None:
         """Copy the state and find the program.
 
         Args:
-            config: `trainer.in_step`.
+            trainer: a `Trainer`; or its `in_step`, and `spec`.
             state: where to start; copied.
-            spec: a `Batch` of arrays or shapes like those that will come.
+            spec: a `Batch` of arrays or shapes like those that will come; those of `trainer.train_data` by default.
             accumulators: losses and metrics to go on from (a checkpoint's), empty by default.
         """
-        self._program = program_for(config, state, spec)
+        config = trainer if isinstance(trainer, InStep) else trainer.in_step
+        self._program = program_for(config, state, trainer.spec() if spec is None else spec)
         self._leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
         given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, _is_array))
         self._aux_leaves = self._program.fresh() if given is None else copies(given)
@@ -179,7 +190,7 @@ class Stepper:
 def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
     """One step on copies: the state given stays valid. Inside a trace, the pure step itself."""
     batch = as_batch(batch)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((config, state, batch))):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((config, state, batch))):
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)
     leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))

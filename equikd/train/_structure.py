@@ -112,7 +112,7 @@ def _why_unnamed(thing: Any) -> str:
     """Why nothing can be imported that gives back the same object, in few words."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", None)
     if name is None:
-        return f"a {type(thing).__qualname__}, which has no plain form"
+        return f"a value of type {type(thing).__qualname__}, which has no plain form"
     if "<lambda>" in name:
         return f"a lambda of {module}"
     if "<locals>" in name:

@@ -168,7 +168,7 @@ class Trainer:
             directory.check()
         setup = prepare(self, model, model_state)
         if directory is None:
-            stepper = Stepper(setup.config, self._first(setup, model, model_state), setup.spec)
+            stepper = Stepper(setup.config, self._first(setup, model, model_state), spec=setup.spec)
             return self._run(setup, stepper, None, None, 0, 0.0)
         keep = self.checkpoints.keep if self.checkpoints is not None else 1
         with CheckpointStore(directory.checkpoints, keep) as store:
@@ -183,7 +183,7 @@ class Trainer:
         """A stepper at the newest checkpoint, or at the beginning."""
         latest = store.latest()
         if latest is None:
-            return Stepper(setup.config, self._first(setup, model, model_state), setup.spec), 0, 0.0
+            return Stepper(setup.config, self._first(setup, model, model_state), spec=setup.spec), 0, 0.0
         if latest > setup.num_steps:
             raise ConfigError(
                 message(
@@ -195,7 +195,7 @@ class Trainer:
         shapes = {"state": setup.state, "accumulators": Stepper.empty(setup.config, setup.state, setup.spec)}
         arrays, facts = store.restore(latest, {name: eqx.filter(tree, _is_array) for name, tree in shapes.items()})
         state = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
-        stepper = Stepper(setup.config, state, setup.spec, arrays["accumulators"])
+        stepper = Stepper(setup.config, state, spec=setup.spec, accumulators=arrays["accumulators"])
         return stepper, latest, float(facts["seconds"])
 
     def _describe(self, directory: RunDirectory, setup: Setup, start: int) -> None:

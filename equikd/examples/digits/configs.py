@@ -54,10 +54,11 @@ def load(split: str) -> dict[str, np.ndarray]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
+    order = np.random.default_rng(0).permutation(len(digits["target"]))
     cut = int(0.8 * len(order))
     rows = {"train": order[:cut], "test": order[cut:]}[split]
-    return {"image": (digits.images[rows] / 16).astype(np.float32), "label": digits.target[rows].astype(np.int32)}
+    images, labels = digits["images"][rows] / 16, digits["target"][rows]
+    return {"image": images.astype(np.float32), "label": labels.astype(np.int32)}
 
 
 def get_config(args: Digits = Digits()) -> Trainer:

@@ -1,0 +1,243 @@
+"""States: the merge algebra, the empty state, and the errors of fields that do not fit."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equikd.errors import ConfigError, WiringError
+from equikd.metrics import (
+    Average,
+    State,
+    empty_state,
+    max_field,
+    min_field,
+    state_field,
+    static_field,
+    sum_field,
+)
+from equikd.typing import Array, Float, Int
+
+
+@pytest.fixture(autouse=True)
+def _strict_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+class Everything(State):
+    """A state with a field of each rule."""
+
+    total: Float[Array, " k"] = sum_field()
+    by_name: dict[str, Int[Array, ""]] = sum_field()
+    low: Float[Array, ""] = min_field()
+    high: Int[Array, ""] = max_field()
+    average: Average = state_field()
+    classes: int = static_field(default=2)
+
+    @classmethod
+    def of(cls, values, mask):
+        mask = jnp.asarray(mask, bool)
+        values = jnp.asarray(values, jnp.float32).reshape(-1, 2)
+        kept = jnp.where(mask[:, None], values, 0)
+        return cls(
+            total=kept.sum(axis=0),
+            by_name={"rows": mask.sum(dtype=jnp.int32)},
+            low=jnp.where(mask, values[:, 0], jnp.inf).min(initial=jnp.inf),
+            high=jnp.where(mask, values[:, 1].astype(jnp.int32), jnp.iinfo(jnp.int32).min).max(
+                initial=jnp.iinfo(jnp.int32).min
+            ),
+            average=Average.of(values[:, 0], mask),
+        )
+
+    def compute(self):
+        return {"low": self.low, "mean": self.average.compute()}
+
+
+# Small integers: their float32 sums are exact, so the laws hold to the bit.
+rows = st.lists(st.tuples(st.integers(-99, 99), st.integers(-99, 99), st.booleans()), max_size=3)
+
+
+def state_of(some_rows):
+    return Everything.of([row[:2] for row in some_rows], [row[2] for row in some_rows])
+
+
+def equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+@settings(max_examples=25)
+@given(rows, rows, rows)
+def test_laws(first, second, third):
+    a, b, c = state_of(first), state_of(second), state_of(third)
+    empty = empty_state(jax.eval_shape(lambda: a))
+    equal((a | b) | c, a | (b | c))
+    equal(empty | a, a)
+    equal(a | empty, a)
+    equal(a.merge(b), state_of(first + second))
+
+
+@settings(max_examples=15)
+@given(rows, st.integers(1, 2), st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_padding_changes_nothing(some_rows, count, junk):
+    values = np.array([row[0] for row in some_rows] + [junk] * count, np.float32)
+    mask = np.array([row[2] for row in some_rows] + [False] * count)
+    real = slice(len(some_rows))
+    equal(Average.of(values, mask), Average.of(values[real], mask[real]))
+
+
+def test_empty_state_is_numpy_and_keeps_dtypes():
+    class Extremes(State):
+        low: Array = min_field()
+        high: Array = max_field()
+        total: Array = sum_field()
+
+        def compute(self):
+            return self.low
+
+    for dtype, lowest, highest in [
+        (jnp.bfloat16, -np.inf, np.inf),
+        (jnp.int8, -128, 127),
+        (jnp.uint32, 0, 2**32 - 1),
+    ]:
+        struct = jax.ShapeDtypeStruct((2,), dtype)
+        empty = empty_state(Extremes(struct, struct, struct))
+        assert all(type(leaf) is np.ndarray and leaf.dtype == dtype for leaf in jax.tree.leaves(empty))
+        assert [empty.low[0], empty.high[1], empty.total[0]] == [highest, lowest, 0]
+    flags = jax.ShapeDtypeStruct((), jnp.bool_)
+    assert empty_state(Extremes(flags, flags, jax.ShapeDtypeStruct((), jnp.int32))).low
+
+
+def test_empty_state_of_a_tree_of_states():
+    shapes = jax.eval_shape(lambda: {"a": Average.of(jnp.ones(2)), "b": (state_of([]),)})
+    empty = empty_state(shapes)
+    assert jax.tree.structure(empty) == jax.tree.structure(shapes)
+    assert empty["a"].count == 0
+
+
+def test_states_pass_through_jit_scan_and_vmap():
+    values, mask = jnp.arange(12.0).reshape(4, 3), jnp.arange(12).reshape(4, 3) % 3 != 1
+    expected = Average.of(values.reshape(-1), mask.reshape(-1))
+    empty = empty_state(jax.eval_shape(Average.of, values[0], mask[0]))
+    scanned, _ = jax.jit(lambda xs: jax.lax.scan(lambda state, x: (state | Average.of(*x), None), empty, xs))(
+        (values, mask)
+    )
+    equal(scanned, expected)
+    batch = jax.vmap(Average.of)(values, mask)
+    equal(jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), batch), expected)
+
+
+def test_merged_states_keep_strong_types():
+    weak = jax.jit(lambda x: Average.of(jnp.stack([x, x])), static_argnums=0)(0.5)
+    merged = empty_state(jax.eval_shape(lambda: weak)) | weak
+    assert not merged.total.weak_type
+    assert merged.total.dtype == jnp.float32
+
+
+class TestAverage:
+    def test_mean_of_batches_is_weighted_by_count(self):  # case 17
+        state = Average(jnp.float32(179.2), jnp.int32(256)) | Average(jnp.float32(204.8), jnp.int32(256))
+        state = state | Average(jnp.float32(9.0), jnp.int32(10))
+        np.testing.assert_allclose(state.compute(), (179.2 + 204.8 + 9) / 522, rtol=1e-6)
+
+    def test_equals_the_plain_formula_to_the_bit(self):
+        values, mask = jax.random.normal(jax.random.key(0), (1001,)), jnp.arange(1001) % 3 > 0
+        with jax.numpy_dtype_promotion("standard"):
+            oracle = jax.jit(lambda v, m: jnp.where(m, v, 0).sum() / m.sum())(values, mask)
+        assert jax.jit(lambda v, m: Average.of(v, m).compute())(values, mask) == oracle
+
+    def test_each_value_counts_as_often_as_it_is_present(self):  # case 18
+        values = jnp.array([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]])
+        assert Average.of(values, jnp.array([True, False])).compute() == 2
+        assert Average.of(values, jnp.ones(2, bool)).compute() == 4
+        assert Average.of(values, jnp.array([[True, False, False], [False, False, True]])).compute() == 4
+
+    def test_a_count_of_images_does_not_run_over(self):
+        pixels = jax.ShapeDtypeStruct((256, 224, 224, 3), jnp.float32)
+        assert jax.eval_shape(Average.of, pixels).count.dtype == jnp.int32
+        images = jnp.full((4, 2**10, 2), 0.5)
+        state = Average.of(images)
+        for _ in range(20):
+            state = state | state
+        assert state.count == 4 * 2**20  # values would be 2^33
+        np.testing.assert_allclose(state.compute(), 0.5, rtol=1e-6)
+
+    def test_a_mean_over_ints_does_not_floor(self):  # case 21
+        state = Average.of(jnp.array([1, 2])) | Average.of(jnp.array([4]))
+        np.testing.assert_allclose(state.compute(), 7 / 3, rtol=1e-6)
+        assert Average.of(jnp.array([True, False, False, False])).compute() == 0.25
+
+    def test_bf16_is_summed_in_float32(self):
+        state = Average.of(jnp.ones(1000, jnp.bfloat16))
+        assert (state.total, state.total.dtype) == (1000, jnp.float32)
+
+    def test_64_bit_values_are_summed_in_64_bit(self):
+        with jax.enable_x64(True):
+            state = Average.of(jnp.full(3, 0.1, jnp.float64))
+            assert (state.total.dtype, state.count.dtype) == (jnp.float64, jnp.int32)
+            assert abs(float(state.compute()) - 0.1) < 1e-15
+
+    def test_nothing_is_nan_without_a_warning(self):
+        state = jax.device_get(Average.of(jnp.ones(2), jnp.zeros(2, bool)))
+        assert isinstance(state.total, np.ndarray | np.generic)
+        assert np.isnan(state.compute())
+        assert Average.of(jnp.ones((2, 0))).count == 0
+
+    def test_a_mask_that_does_not_fit_is_an_error(self, snapshot):
+        with pytest.raises(WiringError) as error:
+            Average.of(jnp.ones((2, 3)), jnp.ones(3, bool))
+        snapshot("mask_does_not_fit", str(error.value))
+        with pytest.raises(WiringError, match="a mask is bool"):
+            Average.of(jnp.ones(3), jnp.ones(3))
+
+
+def test_a_field_without_a_rule_is_an_error(snapshot):
+    with pytest.raises(ConfigError) as error:
+
+        class Broken(State):
+            total: Float[Array, ""]
+            count: "Int[Array, '']" = eqx.field(default=0)
+            fine: Int[Array, ""] = sum_field()
+            names: ClassVar[tuple[str, ...]] = ()
+
+            def compute(self):
+                return self.total
+
+    snapshot("field_without_rule", str(error.value))
+
+
+class Sum(State):
+    value: Array = sum_field()
+    k: int = static_field(default=1)
+
+    def compute(self):
+        return self.value / 0
+
+
+def test_user_compute_is_quiet_about_0_over_0():
+    assert np.isnan(Sum(np.zeros(())).compute())
+
+
+def test_states_that_do_not_merge(snapshot):
+    one = jnp.ones(())
+    texts = []
+    for a, b in [
+        (Average.of(jnp.ones(1)), Sum(one)),
+        (Sum(one, 1), Sum(one, 2)),
+        (Sum(jnp.ones(3)), Sum(one)),
+        (Sum(jnp.array(True)), Sum(jnp.array(True))),
+    ]:
+        with pytest.raises(WiringError) as error:
+            _ = a | b
+        texts.append(str(error.value))
+    with pytest.raises(WiringError) as error:
+        empty_state({"x": np.ones(2)})
+    snapshot("do_not_merge", "\n\n".join([*texts, str(error.value)]))
