@@ -13,6 +13,7 @@ import enum
 import functools
 import io
 import pathlib
+import re
 import types
 from typing import Any
 
@@ -202,8 +203,8 @@ def check_plain(value: Any, path: str) -> Any:
         raise ConfigError(
             message(
                 f"{path}: a list can be changed by anybody who holds it, so a config has none",
-                got=repr(value),
-                fix=f"write a tuple: {tuple(value)!r}",
+                got=_short(value),
+                fix=f"write a tuple: {_short(tuple(value))}",
             )
         )
     if isinstance(value, jax.Array | np.ndarray):
@@ -282,7 +283,7 @@ def _built_message(value: Any, path: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
     return text if len(text) <= 100 else text[:97] + "..."
 
 

@@ -188,7 +188,8 @@ def explained(owner: Any, arguments: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except WiringError as error:  # its text goes into reports, where a note would be lost
-        raise WiringError(str(error) + "\n  where:    " + "\n            ".join(lines)) from error
+        headline, _, answers = str(error).partition("\n")
+        raise WiringError(f"{message(headline, where=chr(10).join(lines))}\n{answers}") from error
     except TypeCheckError as error:
         error.add_note("\n".join(["the arguments come from", *lines]))
         raise

@@ -286,14 +286,10 @@ def _check_rules(cls: type) -> None:
         if "ClassVar" in str(annotation) or (isinstance(field, dataclasses.Field) and "merge" in field.metadata):
             continue
         what = f"{cls.__qualname__}.{name} does not say how it merges"
-        fix = f"{name}: {_spell(annotation)} = ek.metrics.sum_field()"
+        fix = f"{name}: ... = ek.metrics.sum_field()"
         errors.append(message(what, got="a field without a rule", expected=_CHOICES, fix=fix))
     if errors:
         raise ConfigError(report(f"{len(errors)} fields of {cls.__qualname__} do not say how they merge", errors))
-
-
-def _spell(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
 
 
 def _quiet(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,12 +45,14 @@ class Output:
         writers: the open writers.
         seconds: of earlier sessions of this run.
         latest: the newest value of each result, by `split/name`.
+        history: all rows of this session.
         started: `time.monotonic()` at the start.
     """
 
     writers: Writers
     seconds: float = 0.0
     latest: dict[str, float] = dataclasses.field(default_factory=dict)
+    history: list[Record] = dataclasses.field(default_factory=list)
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
@@ -62,7 +64,8 @@ class Output:
         if pending is not None:
             results = read(pending.aux)
             self.latest |= {f"{pending.split}/{name}": value for name, value in results.items()}
-            self.writers.write(Record(pending.step, pending.split, results, self.elapsed()))
+            self.history.append(Record(pending.step, pending.split, results, self.elapsed()))
+            self.writers.write(self.history[-1])
 
 
 @dataclasses.dataclass(frozen=True)

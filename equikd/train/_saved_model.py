@@ -95,20 +95,24 @@ def _check_place(path: Path) -> None:
     """Refuses to write into what is not a saved model, an empty directory, or the leftovers of a killed save."""
     if not path.exists():
         return
-    others = [path.name]
-    if path.is_dir():
-        if _is_model(path):
-            return
-        others = sorted(entry.name for entry in path.iterdir() if not _is_leftover(entry.name))
-    if others:
-        raise CheckpointError(
-            message(
-                f"{path.name}: holds something else than a saved model, which is left as it is",
-                where=str(path),
-                got=f"a directory with {listing(others, 6)}" if path.is_dir() else "a file",
-                fix="save to a path that does not exist yet",
-            )
+    if path.is_dir() and (_is_model(path) or all(_is_leftover(entry.name) for entry in path.iterdir())):
+        return
+    raise CheckpointError(
+        message(
+            f"{path.name}: holds something else than a saved model, which is left as it is",
+            where=str(path),
+            got=_contents(path),
+            fix="save to a path that does not exist yet",
         )
+    )
+
+
+def _contents(path: Path) -> str:
+    """What stands at a path."""
+    if not path.is_dir():
+        return "a file" if path.exists() else "nothing"
+    names = sorted(entry.name for entry in path.iterdir())
+    return f"a directory with {listing(names, 6)}" if names else "an empty directory"
 
 
 def _is_model(path: Path) -> bool:
@@ -192,13 +196,14 @@ def load_model(path: str | os.PathLike[str], like: Any = None) -> Any:
 
 def _read_document(path: Path) -> dict[str, Any]:
     fix = "give the directory that save_model wrote"
-    if not path.exists():
-        raise CheckpointError(message(f"{path.name}: there is no saved model", where=str(path), got="nothing"))
+    if not (path / _DOCUMENT).is_file():
+        what = f"{path.name}: there is no saved model"
+        raise CheckpointError(message(what, where=str(path), got=_contents(path), fix=fix))
     try:
         document = json.loads((path / _DOCUMENT).read_text("utf-8"))
         version = document["equikd_model"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        got = f"{type(error).__name__}: {error}".replace(str(path / _DOCUMENT), _DOCUMENT)
+        got = f"a {_DOCUMENT} that cannot be read: {type(error).__name__}: {error}"
         what = f"{path.name}: this is no saved model"
         raise CheckpointError(message(what, where=str(path), got=got, fix=fix)) from error
     if version != FORMAT:
@@ -222,7 +227,7 @@ def _fill(path: Path, document: dict[str, Any], like: Any) -> Any:
     entries: dict[str, Entry] = {name: document["entries"][name] for name in document["leaves"]}
     scalars = {name: Reader({}).read(plain) for name, plain in document["scalars"].items()}
     template = named(like)
-    wanted = {name: _entry(leaf) for name, leaf in template.items() if hasattr(leaf, "dtype") or type(leaf) in _SCALARS}
+    wanted = {name: _entry(leaf) for name, leaf in template.items() if _has_value(leaf)}
     saved = entries | {name: _entry(value) for name, value in scalars.items()}
     lines = differences(saved, wanted, "file")
     if lines:
@@ -237,6 +242,11 @@ def _with_python_configs(model: Any) -> Any:
     """Configs in a model with Python numbers, as users see them; their leaves are arrays."""
     is_plain = lambda part: is_config(part) or is_node(part)
     return jax.tree_util.tree_map(lambda part: host(part) if is_plain(part) else part, model, is_leaf=is_plain)
+
+
+def _has_value(leaf: Any) -> bool:
+    """Whether a template's leaf takes its value from the file."""
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) or type(leaf) in _SCALARS
 
 
 def _entry(leaf: Any) -> Entry:

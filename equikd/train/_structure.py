@@ -111,6 +111,8 @@ def importable_name(thing: Any) -> str:
 def _why_unnamed(thing: Any) -> str:
     """Why nothing can be imported that gives back the same object, in few words."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", None)
+    if isinstance(thing, np.ndarray):
+        return f"an array of {thing.dtype}, which is no number"
     if name is None:
         return f"a value of type {type(thing).__qualname__}, which has no plain form"
     if "<lambda>" in name:

@@ -29,7 +29,7 @@ from equikd.train._progress import Console
 from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
-from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
+from equikd.train._writers import JsonLines, Record, Run, TensorBoard, Writers
 
 
 @config
@@ -225,7 +225,7 @@ class Trainer:
                 output = Output(Writers.open((), run), seconds)
                 for one in setup.evals:
                     output.write(Pending(start, one.name, run_eval(one, stepper)))
-        return Result(self, stepper.state, output.latest)
+        return Result(self, stepper.state, output.latest, tuple(output.history))
 
 
 def _differences(old_text: str, new: Trainer) -> str:
@@ -254,10 +254,13 @@ class Result:
     Attributes:
         state: the final train state.
         metrics: newest value of each result, by `split/name`.
+        history: all rows of this session, in order: step, split, metrics and seconds of each.
     """
 
-    def __init__(self, trainer: Trainer, state: TrainState, metrics: dict[str, float]) -> None:
-        self.trainer, self.state, self.metrics = trainer, state, metrics
+    def __init__(
+        self, trainer: Trainer, state: TrainState, metrics: dict[str, float], history: tuple[Record, ...]
+    ) -> None:
+        self.trainer, self.state, self.metrics, self.history = trainer, state, metrics, history
 
     @property
     def model(self) -> Any:

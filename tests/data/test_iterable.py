@@ -93,9 +93,12 @@ def test_drawing_is_lazy():
             drawn.append(number)
             yield element(number)
 
-    stream = Iterable(make).batches(2, 0)
+    source = Iterable(make)
+    stream = source.batches(2, 0)
     assert drawn == []
     next(stream)
+    assert drawn == [0, 1, 2]
+    source.spec()  # known from the elements that were drawn
     assert drawn == [0, 1, 2]
 
 

@@ -203,6 +203,7 @@ def test_arrays_in_any_memory_order():
     for arrays in (x, x[::2], x.T, jnp.asarray(x)):
         read = np.concatenate([batch.data[batch.mask] for batch in InMemory(arrays, batch_size=3).epoch()])
         np.testing.assert_array_equal(read, np.asarray(arrays))
+    assert next(InMemory(x, batch_size=3).epoch()).data.flags.c_contiguous  # else each `take` would copy all of it
 
 
 def test_a_node_loads_them_once():

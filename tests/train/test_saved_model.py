@@ -67,6 +67,10 @@ def classifier(key: jax.Array = KEY) -> Classifier:
     return Classifier(Encoder(key), heads, Rates(), functools.partial(jax.nn.softmax, axis=0), "first")
 
 
+def equal(left: Any, right: Any) -> bool:
+    return bool(eqx.tree_equal(left, right, typematch=True))
+
+
 def cast(model: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, model)
 
@@ -97,11 +101,12 @@ def test_a_model_comes_back_without_a_template(tmp_path, name):
     model = MODELS[name]()
     save_model(tmp_path / "m", model)
     loaded = load_model(tmp_path / "m")
-    assert jax.tree.leaves(loaded)[0] is not jax.tree.leaves(model)[0]
-    leaves = [[leaf for leaf in jax.tree.leaves(tree) if type(leaf) is not functools.partial] for tree in (loaded, model)]
-    assert eqx.tree_equal(*leaves, typematch=True) is True
+    leaves = [
+        [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is not functools.partial] for tree in (loaded, model)
+    ]
+    assert equal(*leaves)
     assert jax.tree.structure(loaded) == jax.tree.structure(model)  # classes, static fields, markers of states
-    assert eqx.tree_equal(load_model(tmp_path / "m", like=model), model, typematch=True) is True
+    assert equal(load_model(tmp_path / "m", like=model), model)
 
 
 def test_a_loaded_model_computes_the_same(tmp_path):
@@ -112,7 +117,7 @@ def test_a_loaded_model_computes_the_same(tmp_path):
     x = jnp.arange(8.0).reshape(4, 2)
     _, state = run(model, state, x)
     save_model(tmp_path / "m", (model, state))
-    assert eqx.tree_equal(run(*load_model(tmp_path / "m"), x), run(model, state, x)) is True
+    assert equal(run(*load_model(tmp_path / "m"), x), run(model, state, x))
 
 
 def test_configs_in_a_model_stay_plain_data(tmp_path):
@@ -130,7 +135,10 @@ def test_arrays_of_any_dtype_shape_and_name(data):
     names = data.draw(st.lists(st.text(max_size=5), unique=True, max_size=4))
     tree = {}
     for name in names:
-        dtype, shape = jnp.dtype(data.draw(st.sampled_from(EXOTIC))), data.draw(st.sampled_from([(), (0,), (2, 0), (3, 2)]))
+        dtype, shape = (
+            jnp.dtype(data.draw(st.sampled_from(EXOTIC))),
+            data.draw(st.sampled_from([(), (0,), (2, 0), (3, 2)])),
+        )
         array = np.random.default_rng(len(tree)).integers(0, 2, shape).astype(dtype)
         tree[name] = data.draw(st.sampled_from([array, jnp.asarray(array)]))
     with tempfile.TemporaryDirectory() as folder:
@@ -178,8 +186,8 @@ def test_parts_without_a_name_need_a_template(tmp_path, snapshot):
     snapshot("no_names", str(error.value).replace(str(tmp_path), "models").replace(__name__, "tests"))
     like = build(jax.random.key(1), 0.1)
     loaded = load_model(tmp_path / "m", like=like)
-    assert eqx.tree_equal(loaded.layer, model.layer) is True
-    assert eqx.tree_equal(loaded.other[0].w, model.other[0].w) is True
+    assert equal(loaded.layer, model.layer)
+    assert equal(loaded.other[0].w, model.other[0].w)
     assert loaded.rate == 0.5
     assert loaded.act is like.act
 
@@ -189,7 +197,7 @@ def test_a_template_may_be_shapes_only(tmp_path):
     save_model(tmp_path / "m", model)
     shapes = eqx.filter_eval_shape(classifier)
     loaded = load_model(tmp_path / "m", like=shapes)
-    assert eqx.tree_equal(loaded.heads, model.heads) is True
+    assert equal(loaded.heads, model.heads)
 
 
 def test_every_mismatch_with_a_template_is_listed(tmp_path, snapshot):
@@ -237,7 +245,9 @@ def test_a_save_killed_anywhere_leaves_the_older_model(tmp_path):
         _saved_model.write_atomically = lambda *args: os.kill(os.getpid(), 9)
         _saved_model.save_model(sys.argv[1], jnp.zeros(3))
     """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "m")], check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "m")], check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == -9
     assert len(list((tmp_path / "m").iterdir())) == 3
     assert load_model(tmp_path / "m")[0] == 1

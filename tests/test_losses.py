@@ -1,0 +1,363 @@
+"""Losses: values against hand cases and optax, masks in value and gradient, weights, and bits against a plain loop."""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+from sklearn.metrics import log_loss
+
+import equikd as ek
+from equikd.config import from_json, lazy, override, resolve, to_json, validate
+from equikd.errors import ConfigError, WiringError
+from equikd.losses import Loss, LossState, SoftmaxCrossEntropy, SquaredError, replace_masked
+from equikd.metrics import empty_state
+from equikd.optim import Linear, Schedule, WarmupCosine
+from equikd.typing import Array, Float
+from equikd.wiring import Context
+
+ENTROPY = SoftmaxCrossEntropy(logits="preds", labels="batch.label")
+SQUARE = SquaredError(preds="preds", targets="batch.y")
+
+
+@pytest.fixture(autouse=True)
+def _strict_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@ek.config.config
+class Norm(Loss):
+    """A user's loss whose gradient is not finite everywhere, with a traced float of its own."""
+
+    x: ek.KeyPath
+    scale: float = 1.0
+
+    def values(self, x: Float[Array, "b n"]) -> Float[Array, " b"]:
+        return self.scale * jnp.log(jnp.linalg.norm(x, axis=-1))
+
+
+@ek.config.config
+class Contrast(Loss):
+    """A loss that couples rows."""
+
+    depends_on = "batch"
+
+    x: ek.KeyPath
+
+    def values(self, x: Float[Array, " b"], mask) -> Float[Array, " b"]:
+        return x - jnp.where(mask, x, 0).sum()
+
+
+@ek.config.config
+class Penalty(Loss):
+    """A loss without a batch axis."""
+
+    weights: ek.KeyPath
+
+    def values(self, weights) -> Float[Array, ""]:
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
+
+
+def context(preds, y=None, mask=None, **batch):
+    batch = batch if y is None else {"y": y, **batch}
+    rows = jax.tree.leaves(preds)[0].shape[0]
+    return Context(step=0, preds=preds, batch=batch, mask=jnp.ones(rows, bool) if mask is None else mask)
+
+
+def mean_and_gradient(loss, preds, **rest):
+    return jax.value_and_grad(lambda p: loss.from_context(context(p, **rest)).mean())(preds)
+
+
+class TestSoftmaxCrossEntropy:
+    logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    labels = np.array([0, 1, 2, 3, 0, 1], np.int32)
+
+    @pytest.mark.parametrize("label_dtype", [np.int32, np.uint8])
+    def test_equals_sklearn(self, label_dtype):
+        state = ENTROPY.from_context(context(jnp.asarray(self.logits), label=self.labels.astype(label_dtype)))
+        expected = log_loss(self.labels, np.asarray(jax.nn.softmax(self.logits), np.float64))
+        np.testing.assert_allclose(state.compute(), expected, rtol=1e-6)
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+    def test_smoothing_equals_optax_for_integer_and_one_hot_labels(self, smoothing):
+        one_hot = jax.nn.one_hot(self.labels, 4)
+        expected = optax.softmax_cross_entropy(self.logits, optax.smooth_labels(one_hot, smoothing))
+        loss = override(ENTROPY, {"label_smoothing": smoothing})
+        values = jax.jit(lambda loss, *args: resolve(loss).values(*args))
+        for labels in (self.labels, one_hot, one_hot > 0, one_hot.astype(int)):
+            np.testing.assert_allclose(values(loss, self.logits, labels), expected, rtol=2e-6)
+
+    def test_probabilities_and_tokens(self):
+        labels = jax.nn.softmax(self.logits[::-1])
+        values = ENTROPY.values(jnp.asarray(self.logits).reshape(2, 3, 4), labels.reshape(2, 3, 4))
+        np.testing.assert_allclose(values.ravel(), optax.softmax_cross_entropy(self.logits, labels), rtol=1e-6)
+
+    def test_one_program_serves_all_smoothings_and_weights(self, compilations):
+        run = jax.jit(
+            lambda loss, logits: resolve(loss).weight_at(0) * resolve(loss).values(logits, self.labels).mean()
+        )
+        run(ENTROPY, self.logits)
+        compilations.clear()
+        results = [
+            float(run(override(ENTROPY, {"label_smoothing": s, "weight": w}), self.logits))
+            for s, w in [(0.0, 1.0), (0.2, 1.0), (0.2, 0.5)]
+        ]
+        assert compilations.names == []
+        assert len(set(results)) == 3
+        np.testing.assert_allclose(results[2], results[1] / 2, rtol=1e-6)
+
+    def test_the_gradient_of_the_smoothing_is_right_at_0(self):
+        slope = jax.grad(lambda s: override(ENTROPY, {"label_smoothing": s}).values(self.logits, self.labels).sum())
+        logits = jnp.asarray(self.logits)
+        even = -jax.nn.log_softmax(logits).mean(-1)
+        expected = (even - ENTROPY.values(logits, jnp.asarray(self.labels))).sum()
+        with jax.disable_jit(False):
+            self.logits, kept = logits, self.logits
+            np.testing.assert_allclose(slope(jnp.float32(0.0)), expected, rtol=1e-5)
+            self.logits = kept
+
+    def test_classes_that_are_ruled_out(self):
+        logits = jnp.array([[0.0, -jnp.inf, 0.0]])
+        for labels in (jnp.array([2]), jnp.array([[0.0, 0.0, 1.0]])):
+            value, gradient = jax.value_and_grad(lambda x, y=labels: ENTROPY.values(x, y).sum())(logits)
+            np.testing.assert_allclose(value, np.log(2), rtol=1e-6)
+            np.testing.assert_allclose(gradient, [[0.5, 0, -0.5]], atol=1e-6)
+
+    def test_bf16_is_computed_in_float32(self):
+        logits = jnp.asarray(self.logits, jnp.bfloat16)
+        values, gradient = jax.value_and_grad(lambda x: ENTROPY.values(x, jnp.asarray(self.labels)).sum())(logits)
+        exact = ENTROPY.values(logits.astype(jnp.float32), jnp.asarray(self.labels)).sum()
+        assert (values.dtype, gradient.dtype) == (jnp.float32, jnp.bfloat16)
+        assert values == exact
+
+    def test_smoothing_is_a_share(self):
+        with pytest.raises(ConfigError, match="label_smoothing must be between 0 and 1, got 1.5"):
+            validate(override(ENTROPY, {"label_smoothing": 1.5}))
+
+    def test_wrong_shapes_are_refused(self):
+        for labels in (jnp.zeros(5, jnp.int32), jnp.zeros((6, 3)), jnp.zeros(6)):
+            with pytest.raises(TypeCheckError):
+                ENTROPY.values(jnp.asarray(self.logits), labels)
+
+
+class TestSquaredError:
+    def test_is_the_mean_over_all_elements(self):
+        preds, targets = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 1.0], [1.0, 1.0]])
+        assert SQUARE.values(preds, targets).tolist() == [[0, 1], [4, 9]]
+        assert SQUARE.from_context(context(preds, targets)).compute() == 3.5
+        assert SQUARE.from_context(context(preds, targets, jnp.array([True, False]))).compute() == 0.5
+
+    def test_mixed_dtypes(self):
+        values = SQUARE.values(jnp.array([1.5], jnp.bfloat16), jnp.array([1]))
+        assert (values.dtype, values.tolist()) == (jnp.float32, [0.25])
+
+    def test_it_does_not_broadcast(self):
+        with pytest.raises(TypeCheckError):
+            SQUARE.values(jnp.ones((3, 1)), jnp.ones(3))
+
+
+numbers = st.lists(st.integers(-9, 9), min_size=1, max_size=4)
+
+
+@settings(max_examples=20)
+@given(numbers, numbers)
+def test_the_state_of_all_rows_is_the_merged_state(first, second):
+    states = [SQUARE.from_context(context(jnp.array(x, jnp.float32), jnp.zeros(len(x)))) for x in (first, second)]
+    whole = SQUARE.from_context(context(jnp.array(first + second, jnp.float32), jnp.zeros(len(first + second))))
+    merged = functools.reduce(LossState.merge, states, empty_state(jax.eval_shape(lambda: whole)))
+    assert (merged.total, merged.count) == (whole.total, whole.count)
+
+
+@settings(max_examples=10)
+@given(st.sampled_from([jnp.nan, jnp.inf, -jnp.inf]), st.integers(1, 3), st.sampled_from(["entropy", "square", "norm"]))
+def test_masked_rows_change_neither_value_nor_gradient(junk, count, name):  # case 23
+    preds = jax.random.normal(jax.random.key(0), (4, 3))
+    label, y = jnp.array([0, 1, 2, 0]), jnp.ones((4, 3))
+    loss = {"entropy": ENTROPY, "square": SQUARE, "norm": Norm("preds")}[name]
+    value, gradient = mean_and_gradient(loss, preds, y=y, label=label)
+    longer = jnp.concatenate([preds, jnp.full((count, 3), junk)])
+    padded, padded_gradient = mean_and_gradient(
+        loss,
+        longer,
+        y=jnp.concatenate([y, jnp.full((count, 3), junk)]),
+        label=jnp.concatenate([label, jnp.full(count, -7)]),
+        mask=jnp.arange(4 + count) < 4,
+    )
+    assert padded == value
+    np.testing.assert_array_equal(padded_gradient[:4], gradient)
+    np.testing.assert_array_equal(padded_gradient[4:], 0)
+
+
+def test_masked_tokens_of_real_rows_change_nothing_either():
+    logits = jax.random.normal(jax.random.key(1), (2, 3, 4))
+    keep = jnp.array([[True, True, False], [True, False, False]])
+    labels = jnp.array([[0, 1, -100], [2, -100, -100]])
+    broken = jnp.where(keep[..., None], logits, jnp.nan)
+    loss = override(ENTROPY, {"mask": "batch.keep"})
+    value, gradient = mean_and_gradient(loss, broken, label=labels, keep=keep)
+    expected = ENTROPY.values(logits[keep], labels[keep]).mean()
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert np.isfinite(gradient).all()
+    assert (gradient[~keep] == 0).all()
+
+
+def test_the_gradient_of_a_losss_own_float_is_finite_too():
+    x = jnp.array([[3.0, 4.0], [jnp.nan, 0.0], [0.0, 0.0]])
+    mask = jnp.array([True, False, False])
+    slope = jax.grad(lambda scale: Norm("preds", scale=scale).from_context(context(x, mask=mask)).mean())
+    np.testing.assert_allclose(slope(jnp.float32(1.0)), np.log(5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [ENTROPY, SQUARE, Norm("preds")])
+def test_a_batch_without_rows_contributes_nothing(loss):  # case 22
+    preds = jnp.full((2, 3), jnp.nan)
+    value, gradient = mean_and_gradient(loss, preds, y=preds, label=jnp.zeros(2, jnp.int32), mask=jnp.zeros(2, bool))
+    assert value == 0
+    assert (gradient == 0).all()
+    real = SQUARE.from_context(context(jnp.ones(3), jnp.zeros(3)))
+    nothing = SQUARE.from_context(context(jnp.full(2, jnp.nan), jnp.zeros(2), jnp.zeros(2, bool)))
+    assert (real | nothing).mean() == 1
+    assert np.isnan(jax.device_get(nothing).compute())
+
+
+def test_only_padding_is_replaced_where_rows_are_coupled():
+    x = jnp.array([1.0, 2.0, jnp.nan])
+    loss = Contrast("preds", mask="batch.keep")
+    state = loss.from_context(context(x, mask=jnp.arange(3) < 2, keep=jnp.array([True, False, True])))
+    assert (state.total, state.count) == (0, 1)
+    with pytest.raises(ConfigError, match="depends_on"):
+
+        class Typo(Loss):
+            depends_on: Literal["rows"] = "rows"
+
+
+def test_normalize_by_values_counts_every_real_row():
+    rest = {"y": jnp.zeros(4), "keep": jnp.array([True, False, True, True]), "mask": jnp.arange(4) < 3}
+    errors = jnp.array([1.0, 2.0, 3.0, jnp.nan])
+    by_mask = override(SQUARE, {"mask": "batch.keep"})
+    by_values = override(by_mask, {"normalize_by": "values"})
+    assert by_mask.from_context(context(errors, **rest)).mean() == 10 / 2
+    np.testing.assert_allclose(by_values.from_context(context(errors, **rest)).mean(), 10 / 3, rtol=1e-6)
+    tokens = {
+        "y": jnp.zeros((2, 2)),
+        "keep": jnp.array([[True, False], [True, True]]),
+        "mask": jnp.array([True, False]),
+    }
+    assert by_values.from_context(context(jnp.ones((2, 2)), **tokens)).mean() == 0.5
+
+
+def test_without_a_mask_of_its_own_a_loss_still_skips_padding():
+    state = override(SQUARE, {"mask": None}).from_context(
+        context(jnp.array([1.0, jnp.nan]), jnp.zeros(2), jnp.array([True, False]))
+    )
+    assert (state.mean(), state.count) == (1, 1)
+    no_batch = Context(preds=jnp.ones(3), batch={"y": jnp.zeros(3)})
+    assert override(SQUARE, {"mask": None}).from_context(no_batch).count == 3
+
+
+def test_a_penalty_on_parameters():
+    weights = {"w": jnp.array([1.0, 2.0]), "b": jnp.array([2.0])}  # as many rows as the batch, but none of it
+    where = Context(params=weights, mask=jnp.array([True, False]))
+    loss = Penalty("params", mask=None, weight=0.5)
+    assert loss.weight_at(0) * loss.from_context(where).mean() == 4.5
+    with pytest.raises(WiringError, match="the mask does not fit"):
+        Penalty("params").from_context(where)
+
+
+class TestWeight:
+    def test_a_float_or_a_schedule(self):
+        assert ENTROPY.weight_at(7) == 1.0
+        loss = override(ENTROPY, {"weight": Linear(0.0, 1.0, 10)})
+        assert isinstance(loss.weight, Schedule)
+        assert [float(loss.weight_at(step)) for step in (0, 5, 99)] == [0, 0.5, 1]
+        run = jax.jit(lambda loss, step: resolve(loss).weight_at(step))
+        assert run(loss, jnp.int32(5)) == 0.5
+
+    def test_a_node_that_makes_a_function(self):
+        loss = SQUARE.__class__("preds", "batch.y", weight=lazy(optax.linear_schedule)(0.0, 1.0, 10))
+        assert loss.weight_at(5) == 0.5
+        assert resolve(loss).weight_at(5) == 0.5
+
+    def test_its_numbers_are_leaves(self):
+        loss = SquaredError(preds="preds", targets="batch.y", weight=WarmupCosine(0.0, 1.0, 10, 100))
+        assert len(jax.tree.leaves(loss)) == 6
+        assert len(jax.tree.leaves(SQUARE)) == 1
+        assert from_json(to_json(loss)) == loss
+        assert override(loss, {"weight.peak_value": 0.5}).weight_at(10) == 0.5
+
+    def test_what_is_no_weight_is_refused(self):
+        with pytest.raises(ConfigError, match="weight"):
+            override(SQUARE, {"weight": "high"})
+
+
+def test_wrong_key_paths_are_reported_together_with_the_masks(snapshot):
+    loss = SoftmaxCrossEntropy(logits="pred.logits", labels="batch.labels", mask="batch.masks")
+    with pytest.raises(WiringError) as error:
+        loss.from_context(context(jnp.ones((2, 3)), label=jnp.zeros(2, jnp.int32), mask=jnp.ones(2, bool)))
+    snapshot("wrong_key_paths", str(error.value))
+
+
+def test_values_that_the_mask_does_not_fit(snapshot):
+    @ek.config.config
+    class Summed(Loss):
+        x: ek.KeyPath
+
+        def values(self, x):
+            return x.sum()
+
+    with pytest.raises(WiringError) as error:
+        Summed("preds").from_context(context(jnp.ones((2, 3))))
+    snapshot("mask_does_not_fit", str(error.value).replace(Summed.__qualname__, "Summed"))
+
+
+def test_a_shape_error_says_where_the_arguments_come_from():
+    with pytest.raises(TypeCheckError) as error:
+        Norm("preds").from_context(context(jnp.ones(3)))
+    assert "Norm.x = 'preds': float32[3]" in error.value.__notes__[-1]
+
+
+def test_replace_masked_leaves_what_has_no_batch_axis():
+    tree = {
+        "x": jnp.ones((2, 2)),
+        "n": jnp.ones(2, int),
+        "other": jnp.zeros(3),
+        "keys": jax.random.split(jax.random.key(0)),
+    }
+    replaced = replace_masked(tree, jnp.array([[True, False], [False, False]]))
+    assert replaced["x"].tolist() == [[1, 1], [0.5, 0.5]]
+    assert replaced["n"].tolist() == [1, 0]
+    assert replaced["other"] is tree["other"]
+    assert replaced["keys"] is tree["keys"]
+    elements = replace_masked(tree, jnp.array([[True, False], [False, False]]), elements=True)
+    assert elements["x"].tolist() == [[1, 0.5], [0.5, 0.5]]
+
+
+def test_value_and_gradient_equal_a_plain_loop_to_the_bit():
+    """The oracle of the trainer's tests: adding masks, weights and smoothing as traced numbers moves no bit."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    weights = [jax.random.normal(k, shape) / 8 for k, shape in zip(keys, [(64, 32), (32, 10)], strict=False)]
+    x, labels = jax.random.normal(keys[2], (45, 64)), jax.random.randint(keys[3], (45,), 0, 10)
+    mask = jnp.arange(45) < 41
+
+    def logits(weights):
+        return jax.nn.relu(x @ weights[0]) @ weights[1]
+
+    def plain(weights, mask):
+        values = optax.softmax_cross_entropy_with_integer_labels(logits(weights), labels)
+        return jnp.where(mask, values, 0).sum() / mask.sum()
+
+    def ours(weights, mask, loss):
+        loss = resolve(loss)
+        return loss.weight_at(0) * loss.from_context(context(logits(weights), mask=mask, label=labels)).mean()
+
+    with jax.numpy_dtype_promotion("standard"):
+        expected = jax.jit(jax.value_and_grad(plain))(weights, mask)
+    actual = jax.jit(jax.value_and_grad(ours))(weights, mask, ENTROPY)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
