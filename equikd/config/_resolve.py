@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from equikd._compat import Tracer, is_weak, weaken
-from equikd.config._dataclass import fields_of, raw
+from equikd.config._dataclass import fields_of, plans, raw
 from equikd.config._names import display_name
 from equikd.config._node import Node, needs_key, parts
 from equikd.config._roles import is_uncalled
-from equikd.config._values import Pin, Ref, float_dtype, is_config, is_node
+from equikd.config._values import Pin, Ref, float_dtype, is_config, is_node, is_part
 from equikd.errors import ConfigError, message, report
 from equikd.tree import Path, PathError, find, items, join, parse, walk
 
@@ -88,7 +88,11 @@ class Resolver:
 
     def _config(self, value: Any, at: Path) -> Any:
         fields = fields_of(value)
-        new = {name: self.build(part, (*at, name)) for name, part in fields.items()}
+        opaque = {name for name, plan in plans(type(value)).items() if plan.kind == "opaque"}
+        new = {
+            name: part if name in opaque and not is_part(part) else self.build(part, (*at, name))
+            for name, part in fields.items()
+        }
         return value if all(new[name] is fields[name] for name in fields) else raw(type(value), new)
 
     def _refer(self, reference: Ref, at: Path) -> Any:

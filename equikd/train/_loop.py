@@ -9,6 +9,7 @@ import dataclasses
 import time
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -83,7 +84,8 @@ class Saving:
         """Save state and accumulators; rows up to here are on disk before the checkpoint is published."""
         output.writers.flush()
         state, aux = stepper.borrow()
-        self.store.save(step, {"state": state, "accumulators": aux}, {"step": step, "seconds": output.elapsed()})
+        arrays = eqx.filter({"state": state, "accumulators": aux}, eqx.is_array)
+        self.store.save(step, arrays, {"step": step, "seconds": output.elapsed()})
 
 
 def loop(setup: Setup, stepper: Stepper, output: Output, saving: Saving | None, start: int) -> None:

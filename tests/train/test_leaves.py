@@ -77,6 +77,19 @@ def test_copies_own_their_memory_in_c_order():
     assert (host["f"] == array).all()
 
 
+def test_an_accelerator_gives_the_same_copies(monkeypatch):
+    leaves = {"j": jnp.arange(3), "k": jax.random.key(7), "n": np.ones(2)}
+    expected = to_host(leaves)
+    fetched = []
+    device_get = jax.device_get
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_get", lambda tree: fetched.append(len(tree)) or device_get(tree))
+    host, keys = to_host(leaves)
+    assert fetched == [3]  # one transfer
+    assert keys == expected[1]
+    assert all((host[path] == expected[0][path]).all() and host[path].flags.owndata for path in leaves)
+
+
 def test_differences_name_both_sides_and_a_renamed_leaf():
     old, new = entry_of(np.zeros((2, 3), np.float32)), entry_of(np.zeros((2, 3), ml_dtypes.bfloat16))
     assert differences({"a": old, "b": old}, {"a": old, "b": old}, "file") == []

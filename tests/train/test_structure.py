@@ -1,4 +1,4 @@
-"""Structures as plain JSON: any tree of modules, configs and values is rebuilt exactly, or the parts in the way are named."""
+"""Structures as plain JSON: a tree of modules, configs and values is rebuilt exactly, or what is in the way is named."""
 
 import collections
 import dataclasses
