@@ -1,20 +1,23 @@
-"""The command line: `equikd train MODULE [--args.NAME=VALUE] [--cfg.PATH=VALUE] [--workdir DIR]`.
+"""The command line: `equikd train MODULE [--workdir DIR] [--args.NAME=VALUE ...] [--cfg.PATH=VALUE ...]`.
 
 MODULE is an importable module or the path of a `.py` file, with a function `get_config` that returns a trainer. Where
 `get_config` takes one config class, its fields are flags under `--args`, typed by tyro. `--cfg.PATH=VALUE` edits the
-trainer that comes out, at any path. Whatever is wrong is told on one screen, with exit code 2, before anything is written.
+trainer that comes out, at any path. Whatever is wrong is told on one screen, with exit code 2, before anything is
+written.
 """
 
-import ast
 import importlib
 import importlib.util
 import inspect
+import os
+import pathlib
+import re
 import sys
+import traceback
 import types
 import typing
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from equikd.errors import ConfigError, EquikdError, listing, message, nearest
 
@@ -24,15 +27,19 @@ usage: equikd train MODULE [--workdir DIR] [--args.NAME=VALUE ...] [--cfg.PATH=V
   train     train the experiment that MODULE describes; run it again to resume
 
 MODULE is an importable module (equikd.examples.digits) or a .py file, with a function get_config
-that returns an ek.Trainer. `equikd train MODULE --help` lists the flags of its settings.
+that returns an ek.Trainer. `equikd train MODULE --help` lists its settings.
 
   --workdir DIR       where config, metrics, TensorBoard events and checkpoints go
                       (default: runs/NAME, NAME being the last part of MODULE)
   --args.NAME=VALUE   a setting of get_config's config class
   --cfg.PATH=VALUE    any value of the trainer, such as --cfg.optimizer.learning_rate=1e-3
+  --version           the version of equikd
+
+Errors are told on one screen, with exit code 2. EQUIKD_TRACEBACK=1 shows the Python traceback.
 """
 
-_MOST_LINES = 38
+_MOST_LINES = 36  # of an error, so that it stays on one screen
+_MOST_PATHS = 60  # of the values that --help lists
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `equikd`; those of the process by default.
 
     Returns:
-        The exit code: 0, or 2 where the words or the experiment are wrong.
+        The exit code: 0; 2 where the words or the experiment are wrong; 130 after an interrupt.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    try:
+        return _run(words)
+    except EquikdError as error:
+        return _refuse(str(error), error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:
+        notes = [note for note in getattr(error, "__notes__", []) if note.startswith(_OUR_NOTES)]
+        if not notes:  # a fault in somebody's code: its traceback says most
+            raise
+        text = _cut(f"{type(error).__name__}: {error}", _MOST_LINES // 2)
+        origin = _origin(error)
+        return _refuse("\n".join([text, *notes, *([f"at {origin}"] if origin else [])]), error)
+
+
+_OUR_NOTES = ("while resolving", "while drawing", "while starting")
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)
         return 0 if words else 2
     if words[0] == "--version":
@@ -53,45 +80,59 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"equikd {equikd.__version__}\n")
         return 0
-    try:
-        return _COMMANDS[words[0]](words[1:]) if words[0] in _COMMANDS else _unknown(words[0])
-    except EquikdError as error:
-        return _refuse(str(error), error)
-    except Exception as error:  # of user code: its type and message, and where the config wrote what failed
-        notes = getattr(error, "__notes__", [])
-        if not notes:
-            raise
-        return _refuse("\n".join([f"{type(error).__name__}: {error}", *notes]), error)
+    if words[0] not in _COMMANDS:
+        what, fix = f"{words[0]!r} is no command", "equikd --help"
+        raise ConfigError(message(what, near=nearest(words[0], _COMMANDS), expected=listing(_COMMANDS), fix=fix))
+    return _COMMANDS[words[0]](words[1:])
 
 
 def _refuse(text: str, error: BaseException) -> int:
-    del error
-    lines = text.splitlines()
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:_MOST_LINES], f"... ({len(lines) - _MOST_LINES} more lines)"]
-    sys.stderr.write("\n".join(lines) + "\n")
+    if os.environ.get("EQUIKD_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    sys.stderr.write(_cut(text, _MOST_LINES) + "\n")
     return 2
 
 
-def _unknown(word: str) -> NoReturn:
-    raise ConfigError(
-        message(f"{word!r} is no command", near=nearest(word, _COMMANDS), expected=listing(_COMMANDS), fix="equikd --help")
-    )
+def _cut(text: str, most: int) -> str:
+    lines = text.splitlines()
+    return text if len(lines) <= most else "\n".join([*lines[:most], f"... ({len(lines) - most} more lines)"])
+
+
+def _origin(error: BaseException) -> str | None:
+    """The innermost line of the user's own code that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = f"{pathlib.Path(__file__).parent}{os.sep}"
+    for frame in reversed(frames):
+        if not frame.filename.startswith((own, "<")) and "site-packages" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return None
 
 
 def _train(words: list[str]) -> int:
-    from equikd.train import final_table
-
     words, changes = _split_changes(words)
     module_name, words = _module_name(words)
-    module = load_module(module_name)
-    trainer, workdir = _configured(module, module_name, words, changes)
-    result = trainer.train(workdir)
+    trainer, workdir = _configured(load_module(module_name), module_name, words, changes)
+
+    from equikd.train import final_table
+
+    try:
+        result = trainer.train(workdir)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; {_what_is_left(workdir)}\n")
+        return 130
     final_table(result.metrics, title=f"{module_name}, {int(result.state.step)} steps, in {workdir}")
     return 0
 
 
-_COMMANDS = {"train": _train}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train}
+
+
+def _what_is_left(workdir: str) -> str:
+    from equikd.train import CheckpointStore
+    from equikd.train._directory import RunDirectory
+
+    step = CheckpointStore(RunDirectory.open(workdir).checkpoints, keep=1).latest()
+    return "there is no checkpoint yet" if step is None else f"the same command goes on from step {step}"
 
 
 def _split_changes(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -109,6 +150,7 @@ def _split_changes(words: list[str]) -> tuple[list[str], dict[str, str]]:
             if following is None or following.startswith("--"):
                 raise ConfigError(message(f"{word}: no value", expected=f"{word}=VALUE"))
             text = following
+        path = re.sub(r"-(?![^\[]*\])", "_", path)  # as in flags: learning-rate; a minus in brackets is an index
         if path in changes:
             raise ConfigError(message(f"--cfg.{path}: given twice", got=f"{changes[path]!r} and {text!r}"))
         changes[path] = text
@@ -116,13 +158,17 @@ def _split_changes(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _module_name(words: list[str]) -> tuple[str, list[str]]:
+    if words[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        raise SystemExit(0)
     if not words or words[0].startswith("-"):
-        if words[:1] in (["-h"], ["--help"]):
-            sys.stdout.write(USAGE)
-            raise SystemExit(0)
         raise ConfigError(
-            message("no module to train", got=" ".join(words) or "nothing", expected="equikd train MODULE [flags]",
-                    fix="equikd train equikd.examples.digits")
+            message(
+                "no module to train",
+                got=" ".join(words) or "nothing",
+                expected="the module first: equikd train MODULE [flags]",
+                fix="equikd train equikd.examples.digits",
+            )
         )
     return words[0], words[1:]
 
@@ -131,14 +177,14 @@ def load_module(name: str) -> types.ModuleType:
     """A config module by name, or by the path of its `.py` file, which is imported under its stem.
 
     Raises:
-        ConfigError: it does not exist, or has no `get_config`.
+        ConfigError: it does not exist, imports what is not installed, or has no `get_config`.
     """
-    module = _load_file(Path(name)) if name.endswith(".py") or "/" in name else _import(name)
+    module = _load_file(pathlib.Path(name)) if name.endswith(".py") or "/" in name else _import(name)
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(
             message(
                 f"{name}: no function get_config",
-                near=nearest("get_config", dir(module)),
+                near=nearest("get_config", [key for key in vars(module) if not key.startswith("__")]),
                 fix="define get_config() that returns an ek.Trainer",
             )
         )
@@ -146,49 +192,67 @@ def load_module(name: str) -> types.ModuleType:
 
 
 def _import(name: str) -> types.ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a console script does not see the current directory; python -m does
+    if "" not in sys.path and str(pathlib.Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(pathlib.Path.cwd()))  # a console script does not see it; python -m does
+    if not all(part.isidentifier() for part in name.split(".")):
+        expected = "a name such as equikd.examples.digits, or a .py file"
+        raise ConfigError(message(f"{name!r} is no module", expected=expected))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(
-                message(f"there is no module {name!r}", got=str(error), near=_near_modules(name), fix="check the name")
-            ) from None
-        raise
+            near = _near_modules(name, error.name.rpartition(".")[0])
+            raise ConfigError(message(f"there is no module {name!r}", got=str(error), near=near)) from None
+        raise _not_installed(name, error) from error
 
 
-def _near_modules(name: str) -> tuple[str, ...]:
+def _not_installed(name: str, error: ModuleNotFoundError) -> ConfigError:
+    fix = "install it, or correct the import"
+    return ConfigError(message(f"{name} cannot be imported", where=_origin(error), got=str(error), fix=fix))
+
+
+def _near_modules(name: str, parent: str) -> tuple[str, ...]:
+    """Modules beside the part of a name that does not exist; without a parent, those of the current directory."""
     import pkgutil
 
-    parent = name.rpartition(".")[0]
-    try:
-        package = importlib.import_module(parent) if parent else None
-    except ImportError:
-        return ()
-    paths = getattr(package, "__path__", None)
-    found = [f"{parent}.{m.name}" for m in pkgutil.iter_modules(paths)] if paths else []
-    return nearest(name, found)
+    paths = getattr(sys.modules[parent], "__path__", ()) if parent in sys.modules else [str(pathlib.Path.cwd())]
+    prefix = f"{parent}." if parent else ""
+    found = [prefix + module.name for module in pkgutil.iter_modules(paths)]
+    missing = name.removeprefix(prefix).partition(".")[0]
+    return nearest(prefix + missing, [*found, *([] if parent else ["equikd"])])
 
 
-def _load_file(path: Path) -> types.ModuleType:
+def _load_file(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
         near = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(message(f"there is no file {str(path)!r}", near=nearest(str(path), near), fix="check the path"))
+        raise ConfigError(message(f"there is no file {str(path)!r}", near=nearest(str(path), near)))
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        what = f"{path.name} cannot be imported, since its name is no Python name"
+        raise ConfigError(message(what, fix=f"rename it, such as {re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}.py"))
     folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that the config finds the files beside it, and is found under its stem again
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) != str(path.resolve()):
-        raise ConfigError(
-            message(f"{path.name} would hide the module {path.stem!r}", got=str(loaded.__file__), fix="rename the file")
-        )
-    return importlib.import_module(path.stem)
+        origin = getattr(loaded, "__file__", None) or "built into Python"
+        what = f"{path.name} would hide the module {path.stem!r}"
+        raise ConfigError(message(what, got=origin, fix="rename the file"))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # so that the config finds the files beside it, and is found under its stem again
+    importlib.invalidate_caches()  # the file may be younger than the last look into its folder
+    try:
+        return importlib.import_module(path.stem)
+    except ModuleNotFoundError as error:
+        raise _not_installed(str(path), error) from error
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        fix = "give the module's name in its package: equikd train PACKAGE.MODULE"
+        raise ConfigError(message(f"{path}: a file has no package", got=str(error), fix=fix)) from error
 
 
 def _configured(module: types.ModuleType, name: str, words: list[str], changes: dict[str, str]) -> tuple[Any, str]:
     """The trainer that the words describe, and its work directory."""
-    from equikd.config import cli, config, override, validate
+    from equikd.config import cli, config, validate
+    from equikd.config._flags import edited
     from equikd.train import Trainer
 
     settings = _settings(module, name)
@@ -196,16 +260,22 @@ def _configured(module: types.ModuleType, name: str, words: list[str], changes: 
     namespace: dict[str, Any] = {"__annotations__": {}, "__doc__": f"Train {name}.", "__module__": __name__}
     if settings is not None:
         namespace["__annotations__"]["args"] = settings
-        namespace["args"] = _default_settings(module, settings)
+        namespace |= _default_settings(module, settings)
     namespace["__annotations__"]["workdir"] = str
     namespace["workdir"] = default_workdir
-    command = cli(config(type("Train", (), namespace)), words, prog=f"equikd train {name}")
-    trainer = module.get_config(command.args) if settings is not None else module.get_config()
+    make = module.get_config
+    try:
+        flags: Any = config(type("Train", (), namespace))
+        command = cli(flags, words, prog=f"equikd train {name}", use_underscores=True)
+    except SystemExit as stop:
+        if not stop.code:
+            _list_values(make, namespace.get("args"), settings)
+        raise
+    trainer = make() if settings is None else make(command.args)
     if not isinstance(trainer, Trainer):
-        raise ConfigError(
-            message(f"{name}: get_config returns no trainer", got=type(trainer).__name__, expected="ek.Trainer")
-        )
-    return validate(override(trainer, {path: parse_value(text) for path, text in changes.items()})), command.workdir
+        what = f"{name}: get_config returns no trainer"
+        raise ConfigError(message(what, got=type(trainer).__name__, expected="ek.Trainer"))
+    return validate(edited(trainer, changes)), command.workdir
 
 
 def _settings(module: types.ModuleType, name: str) -> type | None:
@@ -218,33 +288,33 @@ def _settings(module: types.ModuleType, name: str) -> type | None:
         raise ConfigError(
             message(
                 f"{name}: get_config takes no argument or one config class",
-                got=str(inspect.signature(module.get_config)),
-                expected="get_config(args: MyArgs = MyArgs())",
+                got=f"get_config{inspect.signature(module.get_config)}",
+                expected="get_config(args: MyArgs = MyArgs()), MyArgs being decorated with @ek.config.config",
             )
         )
     return annotation
 
 
-def _default_settings(module: types.ModuleType, settings: type) -> Any:
+def _default_settings(module: types.ModuleType, settings: type) -> dict[str, Any]:
+    """The default of `args`, unless the class has fields that must be given."""
     default = next(iter(inspect.signature(module.get_config).parameters.values())).default
-    return settings() if default is inspect.Parameter.empty else default
-
-
-def parse_value(text: str) -> Any:
-    """A value of the command line: a Python literal, or else the text itself.
-
-    Example:
-        >>> parse_value("1e-3"), parse_value("(1, 2)"), parse_value("batch.image"), parse_value("true")
-        (0.001, (1, 2), 'batch.image', True)
-    """
-    words = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
-    if text.lower() in words:
-        return words[text.lower()]
+    if default is not inspect.Parameter.empty:
+        return {"args": default}
     try:
-        return _frozen(ast.literal_eval(text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+        return {"args": settings()}
+    except ConfigError:
+        return {}
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+def _list_values(get_config: Callable[..., Any], args: Any, settings: type | None) -> None:
+    """The end of --help: the values that --cfg reaches, as they are by default."""
+    from equikd.config import flatten
+    from equikd.config._names import spell
+
+    if settings is not None and args is None:
+        return
+    values = flatten(get_config() if settings is None else get_config(args))
+    lines = [f"  --cfg.{path}={spell(value)}" for path, value in values.items()]
+    rest = [f"  ... ({len(lines) - _MOST_PATHS} more)"] if len(lines) > _MOST_PATHS else []
+    text = "\n".join(["Values of the trainer, to be changed in the same way:", *lines[:_MOST_PATHS], *rest])
+    sys.stdout.write(text + "\n")

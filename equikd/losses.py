@@ -27,11 +27,11 @@ from equikd.config import config, resolve
 from equikd.config._values import is_node
 from equikd.errors import ConfigError, message
 from equikd.metrics import State, sum_field
-from equikd.metrics._base import all_kept, connect, explained, is_numeric, kept_and_real
+from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
 from equikd.metrics._state import masked_sum
 from equikd.optim import Schedule
 from equikd.tree import parse
-from equikd.typing import Array, Bool, Float, Inexact, Int, Num, typechecked
+from equikd.typing import Array, Bool, Float, Inexact, Int, Num
 from equikd.wiring import Context, KeyPath, arguments_of, key_paths
 
 _WITH_BATCH_AXIS = ("batch", "preds", "interms")
@@ -94,7 +94,7 @@ class Loss(abc.ABC):
             what = f"{cls.__qualname__}.depends_on: unknown"
             raise ConfigError(message(what, got=repr(cls.depends_on), expected="'element', 'row' or 'batch'"))
         if "values" in cls.__dict__:
-            cls.values = typechecked(cls.__dict__["values"])
+            cls.values = checked(cls.__dict__["values"])
 
     @abc.abstractmethod
     def values(self, *args: Any, **kwargs: Any) -> Any:

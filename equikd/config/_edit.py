@@ -45,12 +45,19 @@ def override(cfg: T, changes: Mapping[str, Any]) -> T:
         try:
             for target in _targets(cfg, path):
                 new = _checked(cfg, target, number(value))
-                cfg = update(cfg, target, lambda old, new=new: new)
+                cfg = _updated(cfg, target, new)
         except (ConfigError, PathError) as error:
             errors.append(str(error))
     if errors:
         raise ConfigError(report(f"{len(errors)} overrides are wrong", errors))
     return cfg
+
+
+def _updated(cfg: T, path: str, new: Any) -> T:
+    try:
+        return update(cfg, path, lambda old: new)
+    except ConfigError as error:  # it names the class and the field, not the path
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _targets(cfg: Any, path: str) -> list[str]:
@@ -71,11 +78,41 @@ def _exists(cfg: Any, path: str) -> None:
     """A misspelt key is met with near matches over the whole config, not only at the level where it fails."""
     try:
         update(cfg, path, lambda old: old)
-    except PathError as error:
-        every = [join(at) for at, _ in walk(cfg) if at] + [join(at) for at in _unwritten(cfg)]
-        raise ConfigError(message(f"{path}: no such path", near=nearest(path, every), got=str(error))) from None
+    except PathError:
+        raise _no_such_path(cfg, path) from None
     except ConfigError:
         return  # the path exists; the value None that stands for an unwritten argument may not fit
+
+
+def _no_such_path(cfg: Any, path: str) -> ConfigError:
+    value, at = cfg, ()
+    for key in parse(path):
+        try:
+            value, at = items(value)[find(value, key, at)], (*at, key)
+        except PathError:
+            break
+    last, *rest = parse(path)[len(at) :] or (path,)
+    there = [*items(value), *(where[-1] for where in _unwritten(value) if len(where) == 1)]
+    similar = [name for name in there if str(name) in nearest(str(last), map(str, there))]
+    near = [join((*at, name, *rest)) if _leads(value, (name, *rest)) else join((*at, name)) for name in similar]
+    every = [where for where, _ in walk(cfg) if where] + _unwritten(cfg)
+    alike = [join(where) for where in every if nearest(str(parse(path)[-1]), [str(where[-1])])]
+    spelt = join((last,))
+    return ConfigError(
+        message(
+            f"{path}: no such path; there is no {spelt} in {join(at) or 'the config'}",
+            expected=f"one of {listing(there)}" if there else f"nothing below {_text(value)}",
+            near=near or nearest(path, alike),
+        )
+    )
+
+
+def _leads(value: Any, keys: tuple[Any, ...]) -> bool:
+    try:
+        get(value, keys)
+    except PathError:
+        return False
+    return True
 
 
 def _unwritten(cfg: Any) -> list[tuple[Any, ...]]:
@@ -97,7 +134,9 @@ def _checked(cfg: Any, path: str, new: Any) -> Any:
     old, annotation = _before(parent, key)
     if type(old) is Pin and type(new) in (int, float):
         return pin(new)  # roles are kept
-    if old is None or new is None or is_part(new) or is_part(old) or is_config(parent) or mentions(annotation, type(new)):
+    if old is None or new is None or is_part(new) or is_part(old) or is_config(parent):
+        return new
+    if mentions(annotation, type(new)) and not (type(old) is float and type(new) is bool):
         return new
     if isinstance(old, float) and (type(new) in (int, float) or is_array(new)):
         return normalise(plan(float), new, path)

@@ -36,6 +36,8 @@ def public_name(thing: Any) -> str:
     """
     try:
         return _public_name(thing)
+    except ConfigError:
+        raise
     except TypeError:  # unhashable
         raise ConfigError(message(f"{thing!r} has no importable name")) from None
 

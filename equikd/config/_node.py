@@ -78,7 +78,7 @@ class Node:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(message(f"{name}: a node is immutable", fix=f"ek.override(cfg, {{'...{name}': {value!r}}})"))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return build(self, args, kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -103,7 +103,7 @@ class Node:
         """A copy with one argument changed, its role kept."""
         if key == "__call__":
             return Node(value, self._arguments, self._where)
-        new = _argument(self._function, key, value, f"{_short_name(self._function)}.{key}")
+        new = _argument(self._function, key, value, _place(self._function, key))
         return with_arguments(self, {key: new})
 
     def tree_accepts(self, key: Any) -> bool:
@@ -193,8 +193,12 @@ jax.tree_util.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _f
 
 def _argument(function: Any, name: Any, value: Any, path: str) -> Any:
     value = normalise(ARGUMENT, value, path)
-    if type(value) in (bool, str) and not is_node(function) and signature_of(function)[1].get(str(name)) is float:
-        raise ConfigError(message(f"{path}: wrong kind of value", got=repr(value), expected="float"))
+    if type(value) in (bool, str) and not is_node(function):
+        parameter = named_parameters(function).get(name)
+        wants_float = signature_of(function)[1].get(str(name)) is float
+        wants_number = parameter is not None and type(parameter.default) is float
+        if wants_float or (type(value) is bool and wants_number):
+            raise ConfigError(message(f"{path}: wrong kind of value", got=repr(value), expected="float"))
     if type(value) is int and not is_node(function) and admits_float(function, name):
         return normalise(Plan("float", float), value, path)
     return value
@@ -219,7 +223,7 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
     errors, values = [], {}
     for key, value in named.items():
         try:
-            values[key] = _argument(function, key, value, f"{_short_name(function)}.{key}")
+            values[key] = _argument(function, key, value, _place(function, key))
         except ConfigError as error:
             errors.append(f"{error}\n  written:  {where}")
     if errors:
@@ -229,6 +233,10 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
 
 def _short_name(function: Any) -> str:
     return "call" if is_node(function) else display_name(function).partition(":")[2] or display_name(function)
+
+
+def _place(function: Any, key: str | int) -> str:
+    return f"{_short_name(function)}[{key}]" if isinstance(key, int) else f"{_short_name(function)}.{key}"
 
 
 def _bind(function: Any, signature: inspect.Signature, args: Any, kwargs: Any, where: str) -> dict[Any, Any]:
@@ -297,7 +305,7 @@ class _Lazy:
             )
         return _Lazy(getattr(target, name))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return build(self.__equikd_target__, args, kwargs)
 
     def __dir__(self) -> list[str]:

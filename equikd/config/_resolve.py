@@ -6,6 +6,7 @@ stands at its path, and a node that is referred to is built once. An exception k
 note with the config path and the line that wrote the node.
 """
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,10 @@ class Resolver:
         return value if all(new[name] is fields[name] for name in fields) else raw(type(value), new)
 
     def _refer(self, reference: Ref, at: Path) -> Any:
-        target, where = target_of(self.root, reference.path)
+        try:
+            target, where = target_of(self.root, reference.path)
+        except ConfigError as error:
+            raise ConfigError(f"{join(at) or 'the config'}: {error}") from None
         if where in self.open:
             circle = " -> ".join(join(path) for path in [*self.open[self.open.index(where) :], where])
             raise ConfigError(message(f"{join(at)} = {reference!r} leads back to itself", got=circle))
@@ -142,7 +146,7 @@ class Resolver:
 
 
 def _short(node: Node) -> str:
-    text = repr(node)
+    text = re.sub(r"\w*Tracer\([^()]*\)", "(traced)", repr(node))
     return text if len(text) <= 200 else text[:197] + "..."
 
 

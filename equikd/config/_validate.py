@@ -75,6 +75,16 @@ def validate(cfg: T, path: str = "") -> T:
     return cfg
 
 
+def _shortest(array: np.ndarray) -> float:
+    """The float of the fewest decimal digits that this dtype does not tell from `array`."""
+    exact = float(array)
+    for digits in range(1, 17):
+        short = float(f"{exact:.{digits}g}")
+        if np.asarray(short, array.dtype) == array:
+            return short
+    return exact
+
+
 def _substituted(value: Any, root: Any) -> Any:
     """A config with the values of its pins and references in place, so that `validate` sees numbers."""
     fields = fields_of(value)
@@ -111,7 +121,7 @@ def host(cfg: T) -> T:
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
         array = np.asarray(value)
-        return array.item() if array.dtype.kind in "iubc" else float(str(array[()]))
+        return array.item() if array.dtype.kind in "iubc" else _shortest(array)
 
     def rebuild(value: Any) -> Any:
         if is_config(value):

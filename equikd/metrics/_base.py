@@ -11,8 +11,8 @@
             ...
 
 A metric is a config class. Its `KeyPath` fields name the arguments of `from_values` and where they come from; the
-shapes in `from_values` are checked on each trace, without a decorator. `mask` says which rows count: the batch's own mask
-by default, which marks the rows of padding; a mask of your own is narrowed by it, so padding counts nowhere.
+shapes in `from_values` are checked on each trace, without a decorator. `mask` says which rows count: the batch's own
+mask by default, which marks the rows of padding; a mask of your own is narrowed by it, so padding counts nowhere.
 """
 
 import abc
@@ -56,14 +56,14 @@ class Metric(abc.ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "from_values" in cls.__dict__:
-            cls.from_values = typechecked(cls.__dict__["from_values"])
+            cls.from_values = checked(cls.__dict__["from_values"])
 
     @abc.abstractmethod
     def from_values(self, *args: Any, **kwargs: Any) -> State:
         """The state of these arrays; arguments are named as the `KeyPath` fields, with the batch axis first.
 
-        An argument `mask` (bool, `b *m`) is filled from the field `mask`. Masked rows may hold nan, so use `jnp.where(mask,
-        ...)` and never `x * mask`; `Average.of(values, mask)` does.
+        An argument `mask` (bool, `b *m`) is filled from the field `mask`. Masked rows may hold nan: use `jnp.where`,
+        as `Average.of(values, mask)` does, and never `x * mask`.
         """
 
     @property
@@ -97,8 +97,23 @@ class Metric(abc.ABC):
             return self.from_values(**arguments)
 
 
+def checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose shapes are checked, and which takes numpy arrays for JAX arrays."""
+    inner = typechecked(method)
+
+    def to_jax(leaf: Any) -> Any:
+        return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_numeric(leaf) else leaf
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(to_jax, (args, kwargs))
+        return inner(self, *args, **kwargs)
+
+    return call
+
+
 def connect(owner: Any, function: Callable[..., Any], context: Context, *, mask: bool) -> dict[str, Any]:
-    """The arguments of a method, from the key paths of its owner; numpy arrays become JAX arrays.
+    """The arguments of a method, from the key paths of its owner.
 
     Args:
         owner: a config with `KeyPath` fields.
@@ -106,18 +121,13 @@ def connect(owner: Any, function: Callable[..., Any], context: Context, *, mask:
         context: what the step has computed so far.
         mask: whether to look up the field `mask`, wanted by the method or not.
     """
-    values = fill(owner, _stand_in(function, mask), context)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_numpy(leaf) else leaf, values)
+    return fill(owner, _stand_in(function, mask), context)
 
 
 def is_numeric(leaf: Any) -> bool:
     """Whether a leaf is an array of numbers or bools (and not of PRNG keys, say)."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_)
-
-
-def _is_numpy(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and is_numeric(leaf)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -153,7 +163,6 @@ def kept_and_real(own: Any, context: Context) -> tuple[Any, Any]:
         WiringError: `own` is not bool, or its first axis is not the batch.
     """
     rows = None if context.mask is UNSET else context.mask
-    rows = jnp.asarray(rows) if isinstance(rows, np.ndarray) else rows
     if own is None or own is rows:
         return rows, rows
     if getattr(own, "dtype", None) != jnp.bool_:
@@ -189,7 +198,7 @@ def explained(owner: Any, arguments: dict[str, Any]) -> Iterator[None]:
         yield
     except WiringError as error:  # its text goes into reports, where a note would be lost
         headline, _, answers = str(error).partition("\n")
-        raise WiringError(f"{message(headline, where=chr(10).join(lines))}\n{answers}") from error
+        raise WiringError(f"{message(headline, where=chr(10).join(lines))}\n{answers}".rstrip()) from error
     except TypeCheckError as error:
         error.add_note("\n".join(["the arguments come from", *lines]))
         raise

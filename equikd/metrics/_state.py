@@ -8,8 +8,8 @@
             return self.high - self.low
 
 Each field says how it merges, and everything else follows: `a.merge(b)` (or `a | b`) is associative, `empty_state`
-makes its identity from shapes alone, and a state is a pytree that jit, vmap and scan carry. A mean is therefore a sum and
-a count, divided at the end by `compute`, never a mean of means. `Average` is that state, for values under a mask.
+makes its identity from shapes alone, and a state is a pytree that jit, vmap and scan carry. A mean is therefore a sum
+and a count, divided at the end by `compute`, never a mean of means. `Average` is that state, for values under a mask.
 """
 
 import abc

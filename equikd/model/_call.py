@@ -1,12 +1,13 @@
 """Calling a model on a batch: inputs by key path, one PRNG key an example, state threaded, non-arrays passed through.
 
 A per-example model is mapped over the batch with `axis_name="batch"`: inputs whose key path starts at `batch` (or is
-`mask`) are mapped along their first axis, others are the same for each example; `unmapped` names exceptions. An argument
-named `key` gets `jax.random.split(key, b)`, an argument named `state` the model's `eqx.nn.State`.
+`mask`) are mapped along their first axis, others are the same for each example; `unmapped` names exceptions. Three
+arguments are the trainer's unless `inputs` fills them: `key` gets `jax.random.split(key, b)` in training, `state` the
+model's `eqx.nn.State`, and `inference` is True in inference mode.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -16,35 +17,68 @@ from equikd.errors import WiringError, listing, message, nearest, report
 from equikd.tree import parse
 from equikd.wiring import Context, key_paths, lookup
 
-_OURS = ("key", "state", "inference")
+_Parameter = inspect.Parameter
+_STARRED = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
+
+
+class InputsError(WiringError):
+    """Inputs of the model that are connected wrongly; `messages` has a text for each."""
+
+    def __init__(self, messages: list[str]) -> None:
+        self.messages = messages
+        super().__init__(report(f"{len(messages)} inputs of the model are connected wrongly", messages))
+
+
+def name_of(model: Any) -> str:
+    """What to call a model in a message: its class, or the name of a function."""
+    return getattr(model, "__qualname__", None) or type(model).__qualname__
 
 
 def parameters_of(model: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a model's call."""
+    """The parameters of a model's call.
+
+    Raises:
+        WiringError: the model cannot be called, or has no signature.
+    """
     try:
         return dict(inspect.signature(model).parameters)
     except (TypeError, ValueError):
-        raise WiringError(message("the model cannot be called", got=repr(type(model)), expected="a __call__")) from None
+        what = "has no signature" if callable(model) else "cannot be called"
+        fix = "wrap it in a function with named arguments" if callable(model) else None
+        expected = "an eqx.Module with __call__, or a function"
+        raise WiringError(message(f"model: a {name_of(model)} {what}", expected=expected, fix=fix)) from None
 
 
-def input_paths(model: Any, inputs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def input_paths(
+    model: Any, inputs: Mapping[str, str], *, unmapped: tuple[str, ...] = (), stateful: bool = False
+) -> dict[str, tuple[str, str]]:
     """Argument -> (key path, config path that holds it), from the trainer's `inputs` and the model's own fields.
 
+    Args:
+        model: what is called.
+        inputs: argument -> key path.
+        unmapped: arguments that are the same for each example.
+        stateful: the model has an `eqx.nn.State`, which fills the argument `state`.
+
     Raises:
-        WiringError: an argument that the call does not have, is filled twice, or is filled by nothing; all at once.
+        InputsError: an argument that the call does not have, is filled twice, or is filled by nothing; all at once.
     """
     parameters = parameters_of(model)
     own = key_paths(model) if isinstance(model, eqx.Module) else {}
+    own = {name: path for name, path in own.items() if name in parameters}
+    given = ("key", "inference", *(("state",) if stateful else ()), *own, *inputs)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    expected = f"arguments of its call: {listing(n for n, p in parameters.items() if p.kind not in _STARRED) or 'none'}"
+
+    def unknown(what: str, name: str) -> str:
+        return message(f"{what}: {name_of(model)} has no argument {name!r}", near=nearest(name, parameters), expected=expected)
+
     errors = [
-        message(
-            f"inputs.{name} = {path!r}: {type(model).__name__} has no argument {name!r}",
-            near=nearest(name, parameters),
-            expected=f"arguments of its call: {listing(parameters)}",
-        )
+        unknown(f"inputs.{name} = {path!r}", name)
         for name, path in inputs.items()
-        if name not in parameters and not takes_any
+        if not takes_any and (name not in parameters or parameters[name].kind in _STARRED)
     ]
+    errors += [unknown("unmapped", name) for name in unmapped if name not in (*inputs, *own)]
     errors += [
         message(
             f"inputs.{name} = {inputs[name]!r}: filled twice",
@@ -55,36 +89,44 @@ def input_paths(model: Any, inputs: Mapping[str, str]) -> dict[str, tuple[str, s
         if name in inputs
     ]
     errors += [
-        message(
-            f"model: nothing fills the argument {name!r} of {type(model).__name__}",
-            expected="a key path such as 'batch.image'",
-            fix=f'connect it: inputs={{"{name}": "batch...."}}',
-        )
+        _unfilled(model, name)
         for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in (*inputs, *own, *_OURS)
+        if parameter.default is parameter.empty and parameter.kind not in _STARRED and name not in given
     ]
     if errors:
-        raise WiringError(report(f"{len(errors)} inputs of the model are connected wrongly", errors))
-    used = {name: (path, f"model.{name}") for name, path in own.items() if name in parameters}
-    return used | {name: (path, f"inputs.{name}") for name, path in inputs.items()}
+        raise InputsError(errors)
+    return {n: (p, f"model.{n}") for n, p in own.items()} | {n: (p, f"inputs.{n}") for n, p in inputs.items()}
 
 
-def inputs_of(model: Any, inputs: Mapping[str, str], context: Context) -> dict[str, Any]:
+def _unfilled(model: Any, name: str) -> str:
+    if name == "state":
+        got = "the model holds no eqx.nn.StateIndex, so it has no eqx.nn.State"
+        return message(f"model: nothing fills the argument 'state' of {name_of(model)}", got=got)
+    fix = f'connect it: inputs={{"{name}": "batch...."}}'
+    return message(f"model: nothing fills the argument {name!r} of {name_of(model)}", fix=fix)
+
+
+def inputs_of(
+    model: Any,
+    inputs: Mapping[str, str],
+    context: Context,
+    *,
+    unmapped: tuple[str, ...] = (),
+    stateful: bool = False,
+) -> dict[str, Any]:
     """Argument -> value, looked up in the context.
 
     Raises:
-        WiringError: all key paths that lead nowhere, with the config paths that hold them.
+        InputsError: all key paths that lead nowhere, with the config paths that hold them.
     """
     values, errors = {}, []
-    for name, (path, where) in input_paths(model, inputs).items():
+    for name, (path, where) in input_paths(model, inputs, unmapped=unmapped, stateful=stateful).items():
         try:
             values[name] = lookup(context, path)
         except WiringError as error:
             errors.append(f"{where} = {path!r}{str(error).removeprefix(repr(path))}")
     if errors:
-        raise WiringError(report(f"{len(errors)} key paths lead nowhere", errors))
+        raise InputsError(errors)
     return values
 
 
@@ -107,15 +149,15 @@ def call(
         inputs: argument -> key path.
         per_example: map over the batch axis; False for a model that takes whole batches.
         unmapped: arguments that are the same for each example although they come from the batch.
-        key: a PRNG key, split into one for each example.
-        model_state: the model's `eqx.nn.State`, or None.
+        key: a PRNG key, split into one for each example; None in inference, where an argument `key` gets None.
+        model_state: the model's `eqx.nn.State`, or None; stays valid.
         inference: switch dropout, normalisation and the like to inference mode.
 
     Returns:
         `(preds, model_state)`: preds with the batch axis first; non-array outputs as the model gave them.
 
     Raises:
-        WiringError: inputs are connected wrongly.
+        WiringError: inputs are connected wrongly, or a model with a state does not return it.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp
@@ -127,31 +169,66 @@ def call(
     """
     if inference:
         model = eqx.nn.inference_mode(model)
-    arguments = inputs_of(model, inputs, context)
-    paths = {name: path for name, (path, _) in input_paths(model, inputs).items()}
-    parameters = parameters_of(model)
-    threaded = {"state": model_state} if "state" in parameters and model_state is not None else {}
-    wants_key = "key" in parameters and "key" not in arguments and key is not None
+    parameters, stateful = parameters_of(model), model_state is not None
+    arguments = inputs_of(model, inputs, context, unmapped=unmapped, stateful=stateful)
+    paths = {name: path for name, (path, _) in input_paths(model, inputs, stateful=stateful).items()}
+    threads = stateful and "state" in parameters and "state" not in arguments
+    same: dict[str, Any] = {}
+    if threads:  # a copy, since `State.set` makes the one that it is called on unusable
+        same["state"] = jax.tree.map(lambda leaf: leaf, model_state)
+    if _wants(parameters, "inference", arguments, inference):
+        same["inference"] = inference
+    keys = {}
+    if _wants(parameters, "key", arguments, key is not None):
+        (same if key is None or not per_example else keys)["key"] = key
+
     if not per_example:
-        out = model(**arguments, **threaded, **({"key": key} if wants_key else {}))
-        return out if threaded else (out, model_state)
+        out = _invoke(model, parameters, {**arguments, **same})
+        return _output_and_state(model, out) if threads else (out, model_state)
 
     size = context.mask.shape[0]
-    keys = {"key": jax.random.split(key, size)} if wants_key and key is not None else {}
+    keys = {name: jax.random.split(value, size) for name, value in keys.items()}
     axes = {name: eqx.if_array(0) if _is_mapped(paths[name]) and name not in unmapped else None for name in arguments}
 
     def one(arguments: dict[str, Any], keys: dict[str, Any]) -> Any:
-        return model(**arguments, **keys, **threaded)
+        out = _invoke(model, parameters, {**arguments, **keys, **same})
+        return _output_and_state(model, out) if threads else (out, None)
 
-    mapped = eqx.filter_vmap(
+    mapped: Callable[..., Any] = eqx.filter_vmap(
         one,
         in_axes=(axes, 0 if keys else None),
-        out_axes=(eqx.if_array(0), None) if threaded else eqx.if_array(0),
+        out_axes=(eqx.if_array(0), None),
         axis_name="batch",
         axis_size=size,
     )
-    out = mapped(arguments, keys)
-    return out if threaded else (out, model_state)
+    preds, new_state = mapped(arguments, keys)
+    return preds, new_state if threads else model_state
+
+
+def _wants(parameters: Mapping[str, inspect.Parameter], name: str, arguments: Mapping[str, Any], has_value: bool) -> bool:
+    """Whether the trainer fills an argument: where there is a value for it, or the call cannot do without."""
+    if name not in parameters or name in arguments or parameters[name].kind in _STARRED:
+        return False
+    return has_value or parameters[name].default is _Parameter.empty
+
+
+def _invoke(model: Any, parameters: Mapping[str, inspect.Parameter], arguments: dict[str, Any]) -> Any:
+    """The call, its positional-only arguments given by position."""
+    positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and n in arguments]
+    return model(*(arguments[n] for n in positional), **{n: v for n, v in arguments.items() if n not in positional})
+
+
+def _output_and_state(model: Any, out: Any) -> tuple[Any, Any]:
+    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], eqx.nn.State):
+        return out
+    raise WiringError(
+        message(
+            f"model: {name_of(model)} takes a state, and does not return it",
+            got=f"a {type(out).__name__}",
+            expected="(output, state)",
+            fix="return the output and the new eqx.nn.State",
+        )
+    )
 
 
 def _is_mapped(path: str) -> bool:

@@ -3,19 +3,19 @@
 A float in a model's node, a dropout rate say, is traced like any other, so in the traced build it looks like a parameter.
 The twin is the same model built once with Python floats under `eval_shape`: an inexact array there is *trainable*; a
 Python number there that is an array in the traced build is a *hyperparameter*, and so is every leaf below a config that
-the model holds. Of five ways to tell them apart only this one was right in all cases tried. Verdicts are positions among
-the leaves of the model.
+the model holds. (A numpy scalar counts as the Python number it stands for, as in a config.) Of five ways to tell them
+apart only this one was right in all cases tried. Verdicts are positions among the leaves of the model.
 
-Floats that a module keeps in a static field (`eps` of the norm layers) cannot be traced: `static_floats` finds them with
-one traced build, and the trainer pins them. Trees of two builds are never combined (a lambda in a static field differs
-between builds): new leaves are put by path into the structure of the first.
+Floats that a module keeps in a static field (`eps` of the norm layers) cannot be traced: `static_floats` finds them, and
+the trainer pins them. What else depends on a traced float and is no leaf (a closure, a number computed for a static field,
+the structure itself) cannot follow the config, and is an error that asks for a pin. Trees of two builds are never combined
+(a lambda in a static field differs between builds): new leaves are put by path into the structure of the first.
 """
 
 import collections
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -23,11 +23,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equikd._compat import Tracer
 from equikd.config._resolve import Resolver
-from equikd.config._values import is_config
-from equikd.errors import ConfigError, listing, message, report
-from equikd.tree import items, join, named_leaves
+from equikd.config._values import float_dtype, is_config, number
+from equikd.errors import ConfigError, listing, message
+from equikd.model._floats import (
+    NEEDS_VALUE,
+    blamed,
+    explain,
+    float_leaves,
+    pin_advice,
+    reached,
+    spelled,
+    with_floats,
+)
+from equikd.model._static import given_floats, misplaced_arrays, plain_parts, refuse, same, traced_places
+from equikd.tree import named_leaves
 
 _BASE = ("model",)
 
@@ -54,22 +64,47 @@ class Twin:
         """The leaves of another build, by path, in the structure of the first.
 
         Raises:
-            ConfigError: a leaf is missing, new, or of another shape or dtype.
+            ConfigError: a leaf is missing, new, or of another shape or dtype; or a static field has another value.
         """
-        given = named_leaves(model)
-        wanted = dict(zip(self.paths, jax.tree.leaves(self.model), strict=True))
-        errors = [message(f"{what}: {path} is not there", expected=_spec(wanted[path])) for path in wanted if path not in given]
-        errors += [message(f"{what}: {path} is not part of trainer.model") for path in given if path not in wanted]
+        given, first = named_leaves(model), dict(zip(self.paths, jax.tree.leaves(self.model), strict=True))
+        hyper = {path for path, is_hyper in zip(self.paths, self.hyperparameter, strict=True) if is_hyper}
+        errors = [message(f"{what}: {path} is not there", expected=_spec(first[path])) for path in first if path not in given]
+        errors += [message(f"{what}: {path} is not part of trainer.model", got=_spec(given[path])) for path in given if path not in first]
         errors += [
             message(f"{what}: {path} is of another kind", got=_spec(given[path]), expected=_spec(leaf))
-            for path, leaf in wanted.items()
-            if path in given and _is_shape(leaf) and _spec(given[path]) != _spec(leaf)
+            for path, leaf in first.items()
+            if path in given and path not in hyper and _is_shape(leaf) and _spec(given[path]) != _spec(leaf)
         ]
-        if errors:
-            raise ConfigError(report(f"{what} does not have the structure of trainer.model", errors[:20]))
-        takes = [_is_shape(leaf) or hyper for leaf, hyper in zip(wanted.values(), self.hyperparameter, strict=True)]
-        leaves = [given[p] if take else leaf for (p, leaf), take in zip(wanted.items(), takes, strict=True)]
+        if not errors:
+            errors = _other_statics(self.model, model, what)
+        refuse(f"{what} does not have the structure of trainer.model", errors)
+        leaves = [given[path] if _is_shape(leaf) or path in hyper else leaf for path, leaf in first.items()]
         return jax.tree.unflatten(jax.tree.structure(self.model), leaves)
+
+    def fit_state(self, state: Any, what: str = "the model") -> Any:
+        """The values of another build's `eqx.nn.State`, in the structure of the first.
+
+        Raises:
+            ConfigError: it has other values.
+        """
+        first, given = jax.tree.leaves(self.state), jax.tree.leaves(state)
+        if list(map(_spec, first)) != list(map(_spec, given)):
+            got, expected = (listing(map(_spec, leaves)) or "no state" for leaves in (given, first))
+            raise ConfigError(message(f"{what}: its eqx.nn.State is not that of trainer.model", got=got, expected=expected))
+        return jax.tree.unflatten(jax.tree.structure(self.state), given)
+
+
+def _other_statics(first: Any, model: Any, what: str) -> list[str]:
+    wanted, given = plain_parts(first), plain_parts(model)
+    return [
+        message(f"{what}: {(wanted.get(key) or given[key])[0]} differs", got=_static(given, key), expected=_static(wanted, key))
+        for key in dict.fromkeys([*wanted, *given])
+        if key not in wanted or key not in given or not same(wanted[key][1], given[key][1])
+    ]
+
+
+def _static(parts: dict[str, tuple[str, Any]], key: str) -> str:
+    return repr(parts[key][1]) if key in parts else "nothing of the kind"
 
 
 def _is_shape(leaf: Any) -> bool:
@@ -77,30 +112,23 @@ def _is_shape(leaf: Any) -> bool:
 
 
 def _spec(leaf: Any) -> str:
-    return f"{jnp.dtype(leaf.dtype).name if not _is_key(leaf) else leaf.dtype}{list(leaf.shape)}" if _has_shape(leaf) else repr(leaf)
+    """Dtype and shape of an array as JAX would hold it; the value of anything else."""
+    if not _is_shape(leaf) and not isinstance(leaf, jax.Array | np.ndarray):
+        return repr(leaf)
+    return f"{jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)}{list(leaf.shape)}"
 
 
-def _has_shape(leaf: Any) -> bool:
-    return _is_shape(leaf) or isinstance(leaf, jax.Array | np.ndarray)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def build(config: Any, key: jax.Array, seen: Callable[[str, Any], None] | None = None) -> tuple[Any, Any]:
+def build(config: Any, key: jax.Array) -> tuple[Any, Any]:
     """The model that `config.model` describes, and its state.
 
     Args:
         config: the part of a trainer that enters its step; references in the model are looked up in it.
         key: PRNG key; each node gets its own, folded from its path below `model`.
-        seen: called with path and value of each traced float.
 
     Returns:
         `(model, state)`: a model whose initial `eqx.nn.State` has been taken out, and that state or None.
     """
-    resolver = Resolver(config, key=key, base=_BASE, seen=seen)
-    return with_state(lambda: resolver.build(config.model, _BASE))
+    return with_state(lambda: Resolver(config, key=key, base=_BASE).build(config.model, _BASE))
 
 
 def with_hyperparameters(config: Any, model: Any, hyperparameter: tuple[bool, ...]) -> Any:
@@ -120,43 +148,9 @@ def with_hyperparameters(config: Any, model: Any, hyperparameter: tuple[bool, ..
 
 
 def with_state(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """A model and its `eqx.nn.State`, None where it has no state."""
-    model, state = eqx.nn.make_with_state(make)()
+    """A model and its `eqx.nn.State`, None where it has no state; numpy scalars in the model become Python numbers."""
+    model, state = eqx.nn.make_with_state(lambda: jax.tree.map(number, make()))()
     return model, state if jax.tree.leaves(state) else None
-
-
-def _modules(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, eqx.Module):
-        yield at, value
-    if not isinstance(value, jax.Array | np.ndarray | str):
-        for key, part in items(value).items():
-            yield from _modules(part, (*at, key))
-
-
-def _arrays_inside(value: Any) -> Iterator[Any]:
-    """Arrays in a static field: in containers, configs, and in what a function closes over."""
-    if isinstance(value, jax.Array | np.ndarray):
-        yield value
-    elif isinstance(value, functools.partial):
-        yield from _arrays_inside((value.args, tuple(value.keywords.values())))
-    elif callable(value) and getattr(value, "__closure__", None):
-        for cell in value.__closure__:
-            try:
-                yield from _arrays_inside(cell.cell_contents)
-            except ValueError:  # an empty cell
-                continue
-    elif isinstance(value, tuple | list | dict) or is_config(value):
-        for part in items(value).values():
-            yield from _arrays_inside(part)
-
-
-def _static_arrays(model: Any) -> Iterator[tuple[str, Any]]:
-    """`(path of the field, array)` of the arrays in static fields."""
-    for at, module in _modules(model):
-        for f in dataclasses.fields(module):
-            if f.metadata.get("static") and hasattr(module, f.name):
-                for array in _arrays_inside(getattr(module, f.name)):
-                    yield f"{join((*at, f.name))} ({type(module).__name__}.{f.name})", array
 
 
 _CACHE_SIZE = 256
@@ -174,71 +168,33 @@ def _cached(cache: "collections.OrderedDict[Any, Any]", key: Any, make: Callable
 
 
 def _static_key(config: Any) -> Any:
-    parts = {name: getattr(config, name) for name in ("model", "referred", "counts")}
-    return jax.tree.structure(parts), float(jnp.zeros(()).dtype.itemsize)
+    return jax.tree.structure(reached(config)), float_dtype().name
 
 
 def static_floats(config: Any) -> dict[str, str]:
     """Config path -> `Class.field` of the floats that modules keep in static fields, which cannot be traced.
 
+    Each float of the config is a Python object of its own, so one that a module keeps as it was given is known again.
+
     Args:
         config: the part of a trainer that enters its step, with nothing pinned yet.
-
-    Raises:
-        ConfigError: a static field holds a value *computed from* traced floats: which to pin cannot be told apart.
     """
-    if not _float_paths(config):
-        return {}
-    return _cached(_static_floats, _static_key(config), lambda: _find_static_floats(config))
+    positions = float_leaves(config)
+    return _cached(_static_floats, _static_key(config), lambda: _find_static_floats(config, positions)) if positions else {}
 
 
-def _float_paths(config: Any) -> list[str]:
-    leaves = named_leaves({"model": config.model, "referred": config.referred})
-    return [path for path, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-
-def _find_static_floats(config: Any) -> dict[str, str]:
+def _find_static_floats(config: Any, positions: dict[str, int]) -> dict[str, str]:
+    leaves = jax.tree.leaves(config)
+    objects = {path: leaves[index].item() for path, index in positions.items()}
+    ids = {id(value): path for path, value in objects.items()}
+    config = with_floats(config, {index: objects[path] for path, index in positions.items()})
     found: dict[str, str] = {}
-    derived: list[str] = []
-
-    def probe(config: Any, key: jax.Array) -> None:
-        seen: dict[int, tuple[str, Any]] = {}
-        model, _ = build(config, key, lambda path, value: seen.update({id(value): (path, value)}))
-        for field, array in _static_arrays(model):
-            if id(array) in seen:
-                found[seen[id(array)][0]] = field
-            elif isinstance(array, Tracer):
-                derived.append(field)
-
-    _quietly(probe, config)
-    underivable = [field for field in derived if not _is_array_in_twin(config, field)]
-    if underivable:
-        floats = _float_paths(config)
-        raise ConfigError(
-            report(
-                "a static field holds a number computed from traced floats",
-                [
-                    message(
-                        f"model: {field} is static, and holds a number computed from traced floats of the config",
-                        got=f"traced floats: {listing(floats)}",
-                        fix="pin the one it comes from, for example ek.override(cfg, {%r: ek.pin(...)})" % floats[0],
-                    )
-                    for field in underivable
-                ],
-            )
-        )
+    _quietly(lambda _, key: found.update(given_floats(build(config, key)[0], ids)), None)
     return found
 
 
-def _is_array_in_twin(config: Any, field: str) -> bool:
-    """Whether a static field holds an array in the untraced build too; `twin` then says so."""
-    fields: list[str] = []
-    _quietly(lambda _, key: fields.extend(name for name, _ in _static_arrays(build(config, key)[0])), None)
-    return field in fields
-
-
 def _quietly(probe: Callable[[Any, jax.Array], Any], config: Any) -> Any:
-    """Run a build under `eval_shape`; Equinox warns of tracers in static fields, which is what is looked for."""
+    """Run a build under `eval_shape`; Equinox warns of arrays in static fields, which is what is looked for."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A JAX array is being set as static")
         return eqx.filter_eval_shape(probe, config, jax.random.key(0))
@@ -251,27 +207,74 @@ def twin(config: Any) -> Twin:
         config: the part of a trainer that enters its step, its floats Python floats, `static_floats` pinned.
 
     Raises:
-        ConfigError: one array at two paths, arrays in static fields, or a structure that depends on a float.
+        ConfigError: one array at two paths, arrays in static fields, or something outside the leaves that depends on a
+            traced float.
     """
     return _cached(_twins, _static_key(config), lambda: _make_twin(config))
 
 
 def _make_twin(config: Any) -> Twin:
-    shapes = _quietly(lambda _, key: _checked(build(config, key)), None)
-    paths = named_leaves(shapes[0])
-    traced = paths
-    if _float_paths(config):
-        traced = named_leaves(_quietly(lambda config, key: build(config, key)[0], config))
-        if list(traced) != list(paths):
-            apart = sorted(set(traced) ^ set(paths))
-            raise ConfigError(
-                message(
-                    "model: its structure depends on a traced float",
-                    got=f"leaves that only one of two builds has: {listing(apart)}",
-                    fix="pin that float: ek.override(cfg, {'model....': ek.pin(...)})",
-                )
-            )
-    return _verdicts(shapes, traced)
+    def untraced(_: Any, key: jax.Array) -> tuple[Any, Any]:
+        model, state = build(config, key)
+        check_arrays(model)
+        return model, state
+
+    shapes = _quietly(untraced, None)
+    if not float_leaves(config):
+        return _verdicts(shapes, named_leaves(shapes[0]))
+    problems: dict[str, str] = {}
+    try:
+        traced = _quietly(lambda config, key: _compared(shapes[0], config, key, problems), config)
+    except NEEDS_VALUE as error:
+        explain(error, config, lambda config: build(config, jax.random.key(0)))
+        raise
+    if problems:
+        refuse(f"{len(problems)} things outside the leaves of the model depend on a traced float", _blaming(config, problems, shapes[0]))
+    return _verdicts(shapes, named_leaves(traced))
+
+
+def _compared(first: Any, config: Any, key: jax.Array, problems: dict[str, str]) -> Any:
+    """A traced build; what in it hangs on a traced float and is no leaf goes into `problems`, by path."""
+    model, _ = build(config, key)
+    problems.update(traced_places(model))
+    leaves, wanted = named_leaves(model), named_leaves(first)
+    apart = sorted(set(leaves) ^ set(wanted))
+    if apart:
+        problems[""] = message("model: its structure depends on a traced float", got=f"only one of two builds has {listing(apart)}")
+    statics, traced = plain_parts(first), plain_parts(model)
+    other = {key: statics[key][0] for key in statics if key in traced and not same(statics[key][1], traced[key][1])}
+    other |= {path: path for path, leaf in leaves.items() if path in wanted and _differs(wanted[path], leaf)}
+    problems.update({key: f"model: {name} depends on a traced float, and is no number" for key, name in other.items()})
+    return model
+
+
+def _differs(untraced: Any, traced: Any) -> bool:
+    """Whether a leaf that is not to be traced comes out of two builds differently."""
+    if isinstance(traced, jax.Array | np.ndarray):
+        return not _is_shape(untraced) and not isinstance(untraced, bool | int | float | complex)
+    if callable(traced) or isinstance(traced, object) and type(traced) is object:
+        return False
+    return _is_shape(untraced) or not same(untraced, traced)
+
+
+def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
+    """Each problem with the floats that it comes from, and how to pin them."""
+    messages = []
+    for path, what in problems.items():
+
+        def recurs(config: Any, path: str = path) -> bool:
+            again: dict[str, str] = {}
+            _compared(first, config, jax.random.key(0), again)
+            return path in again
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="A JAX array is being set as static")
+            paths = blamed(config, recurs)
+        got = f"it comes from {listing(map(spelled, paths), 8)}" if paths else None
+        headline, _, rest = what.partition("\n")
+        text = message(headline, got=got, fix=pin_advice(config, paths) if paths else None)
+        messages.append(text if not rest else "\n".join([headline, rest, *text.splitlines()[1:]]))
+    return messages
 
 
 def _verdicts(shapes: tuple[Any, Any], traced: dict[str, Any]) -> Twin:
@@ -289,11 +292,6 @@ def _verdicts(shapes: tuple[Any, Any], traced: dict[str, Any]) -> Twin:
     return Twin(tuple(leaves), trainable, hyper, model, state)
 
 
-def _checked(built: tuple[Any, Any]) -> tuple[Any, Any]:
-    check_arrays(built[0])
-    return built
-
-
 def check_arrays(model: Any) -> None:
     """Refuse one array at two paths, and arrays in static fields; all at once.
 
@@ -307,19 +305,12 @@ def check_arrays(model: Any) -> None:
             errors.append(
                 message(
                     f"model: one array stands at {first[id(leaf)]} and at {path}",
+                    got=_spec(leaf),
                     fix="share it with eqx.nn.Shared, or copy it",
                 )
             )
-    errors += [
-        message(
-            f"model: the static field {field} holds an array, which would be frozen into the program",
-            got=_spec(array),
-            fix="drop static=True, or keep a Python value in it",
-        )
-        for field, array in _static_arrays(model)
-    ]
-    if errors:
-        raise ConfigError(report(f"{len(errors)} arrays of the model are misplaced", errors))
+    errors += misplaced_arrays(model)
+    refuse(f"{len(errors)} values of the model are misplaced", errors)
 
 
 def live_twin(model: Any, state: Any) -> Twin:
@@ -327,7 +318,9 @@ def live_twin(model: Any, state: Any) -> Twin:
     check_arrays(model)
 
     def shape(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else leaf
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True))
 
     shapes = jax.tree.map(shape, model)
     made = _verdicts((shapes, jax.tree.map(shape, state)), named_leaves(shapes))

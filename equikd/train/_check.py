@@ -1,27 +1,80 @@
 """The check before anything is computed: all key paths and shapes of step and evals, by `eval_shape`.
 
-Nothing is placed, compiled or written to disk before it passes. Wrong key paths of the whole experiment are one report:
-each line has the config path that holds it, near matches, and what is available at that point of the step.
+Nothing is placed, compiled or written to disk before it passes. What is connected wrongly anywhere in the experiment is
+one report: each line has the config path that holds it, near matches, and what is available at that point of the step.
+What cannot be known yet because of an earlier error (the shapes below `preds` where the model cannot be called) is left
+out. When all is well the traces of the step itself have seen it, and `check` is not needed.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import TypeCheckError
 
 from equikd.config import resolve
 from equikd.data import Batch
-from equikd.errors import ConfigError, WiringError, message, report
+from equikd.errors import ConfigError, EquikdError, WiringError, message, report
 from equikd.evals import View, eval_context
-from equikd.losses import Loss
+from equikd.losses import Loss, LossState
 from equikd.metrics import Metric
+from equikd.model import NEEDS_VALUE, InputsError, explain, line_of, name_of
 from equikd.model._call import inputs_of
-from equikd.train._state import TrainState
+from equikd.train._state import TrainState, split
 from equikd.train._step import forward
-from equikd.wiring import Context, Unwired, fill, key_paths
+from equikd.wiring import UNSET, Context, Unwired, key_paths
 
 _RESERVED = ("loss", "losses", "weighted")
+_SHAPE_ERRORS = (TypeError, ValueError, NameError)  # what JAX, Equinox and jaxtyping raise for what does not fit
+
+
+def abstract(function: Callable[..., Any], *args: Any) -> Any:
+    """`eqx.filter_eval_shape`, whose errors of ours come out without JAX's remark on tracebacks."""
+    try:
+        return eqx.filter_eval_shape(function, *args)
+    except EquikdError as error:
+        error.__notes__ = [note for note in getattr(error, "__notes__", ()) if "JAX has removed" not in note]
+        raise
+
+
+def check_kinds(trainer: Any) -> None:
+    """Losses are losses, metrics are metrics, and no metric takes a name that the losses' results have.
+
+    Raises:
+        ConfigError: some are not, in the trainer or its evals; all at once.
+    """
+    errors = []
+    parts = {"": (trainer.losses, trainer.metrics)}
+    parts |= {f"evals.{name}.": (one.losses or {}, one.metrics or {}) for name, one in trainer.evals.items()}
+    for where, (losses, metrics) in parts.items():
+        for part, owners, kind, example in (
+            ("losses", losses, Loss, "ek.losses.SquaredError(preds=..., targets=...)"),
+            ("metrics", metrics, Metric, "ek.metrics.Accuracy(preds=..., labels=...)"),
+        ):
+            made = resolve(owners, root=trainer, path=f"{where}{part}")
+            errors += [
+                message(
+                    f"{where}{part}.{name}: what it resolves to is no {kind.__name__.lower()}",
+                    got=name_of(owner) if callable(owner) else f"a {type(owner).__name__}",
+                    expected=f"a config whose class derives from ek.{part}.{kind.__name__}, such as {example}",
+                )
+                for name, owner in made.items()
+                if not isinstance(owner, kind)
+            ]
+        errors += [
+            message(
+                f"{where}metrics.{name}: the name is taken by the results of the losses",
+                expected=f"a name that does not begin with one of {', '.join(_RESERVED)}",
+                fix="rename the metric",
+            )
+            for name in metrics
+            if name.partition("/")[0] in _RESERVED
+        ]
+    if errors:
+        raise ConfigError(report(f"{len(errors)} losses or metrics are wrong", errors))
 
 
 def check(config: Any, evals: Mapping[str, tuple[Any, Batch]], state: TrainState, spec: Batch) -> None:
@@ -30,113 +83,161 @@ def check(config: Any, evals: Mapping[str, tuple[Any, Batch]], state: TrainState
     Args:
         config: `trainer.in_step`.
         evals: eval name -> (config with the eval's losses and metrics, batch shapes).
-        state: the first train state, or its shapes.
+        state: the shapes of the first train state.
         spec: shapes of a training batch.
 
     Raises:
-        WiringError: every key path that leads nowhere, in training and evals; or a model that cannot be called.
-        ConfigError: losses or metrics that are none, or reserved names.
+        WiringError: every key path that leads nowhere and every shape that does not fit, in training and evals.
+        Exception: the model raises something else; with a note of what it was called on.
     """
-    errors: list[str] = []
+    found: list[tuple[str, str]] = []  # (where: an eval or nothing, message)
 
-    def trace(config: Any, state: TrainState, spec: Batch) -> None:
-        _check_kinds(config, "")
-        if config.step is None:
-            context = _checked_forward(lambda: forward(config, state, spec), config, spec, state, errors, "")
-            errors.extend(_errors(config, context, ""))
+    def train(config: Any, state: TrainState, spec: Batch) -> None:
+        if config.step is not None:
+            return  # a step of one's own may use what it likes
+        errors = _Errors("", found)
+        context = _predicted(lambda config: forward(config, state, spec), config, spec, state, errors)
+        params, _ = split(state.model, state.trainable)
+        late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
+        _check_owners(config, context, late, errors)
 
-    eqx.filter_eval_shape(trace, config, state, spec)
+    abstract(train, config, state, spec)
     for name, (eval_config, eval_spec) in evals.items():
-        _check_eval(eval_config, state, eval_spec, f"evals.{name}.", errors)
-    if errors:
-        unique = list(dict.fromkeys(errors))
-        raise WiringError(report(f"{len(unique)} key paths lead nowhere", unique))
+
+        def evaluate(config: Any, view: View, spec: Batch, name: str = name) -> None:
+            errors = _Errors(f"evals.{name}: ", found)
+            context = _predicted(lambda config: eval_context(config, view, spec), config, spec, view, errors)
+            _check_owners(config, context, {}, errors)
+
+        abstract(evaluate, eval_config, view_of(state), eval_spec)
+    known = {text for where, text in found if not where}
+    texts = list(dict.fromkeys(where + text for where, text in found if not where or text not in known))
+    if texts:
+        raise WiringError(report(f"{len(texts)} things are connected wrongly", texts))
 
 
-def _check_kinds(config: Any, where: str) -> None:
-    """Losses are losses, metrics are metrics, and no metric takes a name that the losses' results have."""
-    errors = []
-    for part, kind in (("losses", Loss), ("metrics", Metric)):
-        for name, owner in resolve(getattr(config, part), root=config, path=part).items():
-            if not isinstance(owner, kind):
-                got = f"{type(owner).__name__}"
-                errors.append(message(f"{where}{part}.{name}: wrong kind of object", got=got, expected=kind.__name__))
-    errors += [
-        message(f"{where}metrics.{name}: the name is taken by the losses' results", fix="rename the metric")
-        for name in config.metrics
-        if name.partition("/")[0] in _RESERVED
-    ]
-    if errors:
-        raise ConfigError(report(f"{len(errors)} losses or metrics are wrong", errors))
+class _Errors:
+    """Collects messages of the training step, or of one eval."""
+
+    def __init__(self, where: str, found: list[tuple[str, str]]) -> None:
+        self.where, self.found = where, found
+
+    def add(self, *texts: str) -> None:
+        self.found.extend((self.where, text) for text in texts)
 
 
-def _checked_forward(
-    run: Callable[[], Context], config: Any, spec: Batch, state: Any, errors: list[str], where: str
-) -> Context:
-    """The context after the forward pass; where its inputs are wrong, without predictions."""
-    context = Context(step=state.step, batch=spec.data, mask=spec.mask, model=state.model, extra=state.extra)
+def _predicted(run: Callable[[Any], Context], config: Any, spec: Batch, state: Any, errors: _Errors) -> Context:
+    """The context after the forward pass; where that fails, without predictions."""
+    context = Context(step=state.step, batch=spec.data, mask=spec.mask, model=state.model, extra=state.extra, config=config)
     try:
-        inputs_of(state.model, config.inputs, context)
-    except WiringError as error:
-        errors.append(str(error))
-        return context
+        return run(config)
+    except InputsError as error:
+        errors.add(*error.messages)
+    except EquikdError as error:
+        errors.add(str(error))
+    except NEEDS_VALUE as error:
+        error.add_note(_call_message(error, config, context))
+        explain(error, config, run)
+        raise
+    except _SHAPE_ERRORS as error:
+        errors.add(_call_message(error, config, context))
+    except Exception as error:
+        error.add_note(errors.where + _call_message(error, config, context))
+        raise
+    return context
+
+
+def _call_message(error: Exception, config: Any, context: Context) -> str:
+    kind = "one example at a time, so without the first axis" if config.per_example else "whole batches"
+    kind += " of what is mapped" if config.per_example else ""
+    name = name_of(context.model)
     try:
-        return run()
-    except (TypeError, ValueError) as error:
-        if isinstance(error, WiringError | ConfigError):
-            raise
-        raise WiringError(_call_message(error, config, context, where)) from error
-
-
-def _call_message(error: Exception, config: Any, context: Context, where: str) -> str:
-    values = inputs_of(context.model, config.inputs, context)
-    got = "\n".join(
-        f"inputs.{name} = {config.inputs.get(name, '')!r}: "
-        + ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value))
-        for name, value in values.items()
-    )
-    kind = "one example at a time (the batch axis is mapped)" if config.per_example else "whole batches"
+        values = inputs_of(context.model, config.inputs, context, stateful="state" in dir(error))
+    except WiringError:
+        values = {}
+    paths = key_paths(context.model) if isinstance(context.model, eqx.Module) else {}
+    got = [f"{name} = {config.inputs.get(name, paths.get(name))!r}: {_shapes(value)}" for name, value in values.items()]
     return message(
-        f"{where}model: {type(context.model).__name__} cannot be called on this batch",
-        got=got,
+        f"model: {name} fails on this batch",
+        where=_told(error),
+        got="\n".join(got) or None,
         expected=f"what its call takes, {kind}",
-        where=str(error).strip().splitlines()[0][:300],
-        fix="compare the shapes above with the model's first layer, and `per_example` and `unmapped` of the trainer",
     )
 
 
-def _errors(config: Any, context: Context, where: str, inference: bool = False) -> list[str]:
-    """Messages for all key paths of losses and metrics that lead nowhere."""
+def _told(error: Exception) -> str:
+    """The line that an error comes from, and what it says."""
+    line = line_of(error)
+    says = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    return says if line is None else f"{line}\n{says}"
+
+
+def _shapes(value: Any) -> str:
+    leaves = jax.tree.leaves(value)
+    shapes = [f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for leaf in leaves[:4]]
+    return ", ".join(shapes) + (", ..." if len(leaves) > 4 else "")
+
+
+def _check_owners(config: Any, context: Context, late: dict[str, Any], errors: _Errors) -> None:
+    """All losses and metrics; `late` is what a training step has computed when its metrics are."""
     losses = resolve(config.losses, root=config, path="losses")
-    metrics = resolve(config.metrics, root=config, path="metrics")
-    found = [line for name, loss in losses.items() for line in unwired(loss, context, f"{where}losses.{name}")]
-    context = context.replace(losses=dict.fromkeys(losses, 0))
-    if not inference:
-        context = context.replace(grads=context.params, updates=context.params, opt_state={})
-    return found + [line for name, m in metrics.items() for line in unwired(m, context, f"{where}metrics.{name}")]
+    states = {}
+    for name, loss in losses.items():
+        state = _state(loss, context, f"losses.{name}", errors)
+        states[name] = LossState(jnp.zeros(()), jnp.zeros((), jnp.int32)) if state is None else state
+    context = context.replace(losses=states, **late)
+    for name, metric in resolve(config.metrics, root=config, path="metrics").items():
+        _state(metric, context, f"metrics.{name}", errors)
+
+
+def _state(owner: Any, context: Context, where: str, errors: _Errors) -> Any:
+    """The state of a loss or metric, or None and messages."""
+    lines = unwired(owner, context, where)
+    errors.add(*lines)
+    if lines or _waits_for_predictions(owner, context):
+        return None
+    try:
+        return owner.from_context(context)
+    except WiringError as error:
+        errors.add(f"{where}: {error}")
+    except _SHAPE_ERRORS as error:
+        errors.add(_owner_message(error, owner, context, where))
+    return None
+
+
+def _owner_message(error: Exception, owner: Any, context: Context, where: str) -> str:
+    method = type(owner).values if isinstance(owner, Loss) else type(owner).from_values
+    values, paths = owner.connect(context), key_paths(owner)
+    wanted = [
+        f"{name}: {str(p.annotation).replace('jaxlib._jax.Array', 'Array')}"
+        for name, p in inspect.signature(method).parameters.items()
+        if p.annotation is not p.empty
+    ]
+    return message(
+        f"{where}: {type(owner).__name__} does not fit the shapes that it gets",
+        where=None if isinstance(error, TypeCheckError) else _told(error),
+        got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()),
+        expected="\n".join(wanted) or None,
+    )
 
 
 def unwired(owner: Any, context: Context, where: str) -> list[str]:
     """Messages for the key paths of a loss or metric that lead nowhere; those below missing predictions are left out."""
-    method = type(owner).values if isinstance(owner, Loss) else type(owner).from_values
     try:
-        fill(owner, method, context)
+        owner.connect(context)
     except Unwired as error:
-        unknown = "preds" if "preds" not in context.tree_items() else None
-        kept = [(n, t) for n, t in error.errors if key_paths(owner).get(n, "").partition(".")[0] != unknown]
-        return Unwired(owner, kept, error.unfilled).lines(where) if kept or error.unfilled else []
+        missing = context.preds is UNSET
+        kept = [(name, text) for name, text in error.errors if not (missing and _is_below_preds(key_paths(owner).get(name)))]
+        return Unwired(owner, kept, error.unfilled).lines(where)
     return []
 
 
-def _check_eval(config: Any, state: Any, spec: Batch, where: str, errors: list[str]) -> None:
-    view = view_of(state)
+def _waits_for_predictions(owner: Any, context: Context) -> bool:
+    return context.preds is UNSET and any(map(_is_below_preds, key_paths(owner).values()))
 
-    def trace(config: Any, view: View, spec: Batch) -> None:
-        _check_kinds(config, where)
-        context = _checked_forward(lambda: eval_context(config, view, spec), config, spec, state, errors, where)
-        errors.extend(_errors(config, context, where, inference=True))
 
-    eqx.filter_eval_shape(trace, config, view, spec)
+def _is_below_preds(path: str | None) -> bool:
+    return path is not None and (path == "preds" or path.startswith(("preds.", "preds[")))
 
 
 def view_of(state: TrainState) -> View:
@@ -149,19 +250,20 @@ def inherited(config: Any, state: TrainState, spec: Batch) -> tuple[dict[str, An
     names: dict[str, list[str]] = {"losses": [], "metrics": []}
 
     def trace(config: Any, view: View, spec: Batch) -> None:
-        context = Context(step=view.step, batch=spec.data, mask=spec.mask, model=view.model, extra=view.extra)
+        context = Context(step=view.step, batch=spec.data, mask=spec.mask, model=view.model, extra=view.extra, config=config)
         try:
             context = eval_context(config, view, spec)
-        except (TypeError, ValueError):
-            pass  # the check of the eval tells what is wrong with its inputs
+        except Exception:  # whatever it is, the check of the eval says so
+            pass
         losses = resolve(config.losses, root=config, path="losses")
         names["losses"] += [n for n, loss in losses.items() if not unwired(loss, context, n)]
-        context = context.replace(losses=dict.fromkeys(names["losses"], 0))
+        state = LossState(jnp.zeros(()), jnp.zeros((), jnp.int32))
+        context = context.replace(losses=dict.fromkeys(names["losses"], state))
         metrics = resolve(config.metrics, root=config, path="metrics")
         names["metrics"] += [n for n, metric in metrics.items() if not unwired(metric, context, n)]
 
-    eqx.filter_eval_shape(trace, config, view_of(state), spec)
+    abstract(trace, config, view_of(state), spec)
     return ({n: config.losses[n] for n in names["losses"]}, {n: config.metrics[n] for n in names["metrics"]})
 
 
-__all__ = ["check", "inherited", "view_of"]
+__all__ = ["abstract", "check", "check_kinds", "inherited", "view_of"]

@@ -53,6 +53,10 @@ _LEFTOVER = re.compile(r"\d+(\.removed)?" + re.escape(_UNFINISHED))
 T = TypeVar("T")
 
 
+class _NotRemoved(Exception):
+    """A step is published, but older ones could not be removed."""
+
+
 class _Pending(NamedTuple):
     step: int
     before: int | None
@@ -62,6 +66,8 @@ class _Pending(NamedTuple):
 @final
 class CheckpointStore:
     """The checkpoints of one run directory: a host object that saves in the background and restores exactly.
+
+    Close it, or use it in a `with`: a save that is still being written when the interpreter exits is lost.
 
     Args:
         directory: where the steps lie; made by the first save.
@@ -106,7 +112,8 @@ class CheckpointStore:
 
         Args:
             step: the number of updates made; larger than those saved before.
-            arrays: `{name: pytree of arrays}`: JAX arrays (sharded ones too, PRNG keys too) or numpy ones, any shape.
+            arrays: `{name: pytree of arrays}`: JAX arrays (sharded ones too, PRNG keys too) or numpy ones, any shape;
+                of a module, `eqx.filter(module, eqx.is_array)`.
             facts: JSON: what is no array (the data position, the config's hash). Non-finite floats are allowed.
 
         Raises:
@@ -187,9 +194,8 @@ class CheckpointStore:
         lines = differences(entries, {path: entry_of(leaf) for path, leaf in wanted.items()}, "checkpoint")
         if lines:
             what = f"checkpoint {step} does not fit the template: {len(lines)} leaves differ"
-            raise CheckpointError(
-                cut(what, lines, where=str(self._directory), fix="restore with the model and optimizer that were saved")
-            )
+            fix = "restore with the model and optimizer that were saved"
+            raise CheckpointError(cut(what, lines, where=str(self._directory), fix=fix))
         arrays = self._read_arrays(step, entries)
         restored = [from_host(arrays[path], entries[path]) for path in wanted]
         self._position, self._own = step, {step}
@@ -209,14 +215,14 @@ class CheckpointStore:
         wait_for([self._pending.done])  # an interrupt here leaves the save pending, and so its error to come
         (step, before, done), self._pending = self._pending, None
         error = done.exception()
+        if isinstance(error, _NotRemoved):
+            what = f"checkpoint {step} is saved, but older ones could not be removed"
+            raise CheckpointError(message(what, where=str(self._directory), got=_spell(error.__cause__))) from error
         if error is not None:
             self._position = before
             self._own.discard(step)
-            fix = "mend the cause and save again; older checkpoints are untouched"
-            got = f"{type(error).__name__}: {str(error)[:500]}"
-            raise CheckpointError(
-                message(f"checkpoint {step} was not saved", where=str(self._directory), got=got, fix=fix)
-            ) from error
+            what, fix = f"checkpoint {step} was not saved", "mend the cause and save again; older ones are untouched"
+            raise CheckpointError(message(what, where=str(self._directory), got=_spell(error), fix=fix)) from error
 
     def _check_line(self, step: int) -> None:
         """Refuses a step that would mix two runs, or that would be removed at once as the oldest."""
@@ -224,19 +230,13 @@ class CheckpointStore:
             raise CheckpointError(message(f"checkpoint {step}: the store is closed"))
         if step < 0:
             raise CheckpointError(message("a step is not negative", got=str(step)))
+        where = str(self._directory)
         if self._position is None and (present := self.steps()):
-            raise CheckpointError(
-                message(
-                    f"checkpoint {step}: the directory holds steps that this run did not make",
-                    where=str(self._directory),
-                    got=f"steps {listing(present)}",
-                    fix=f"restore step {present[-1]} first, or use another directory",
-                )
-            )
+            what = f"checkpoint {step}: the directory holds steps that this run did not make"
+            fix = f"restore step {present[-1]} first, or use another directory"
+            raise CheckpointError(message(what, where=where, got=f"steps {listing(present)}", fix=fix))
         if self._position is not None and step <= self._position:
-            raise CheckpointError(
-                message("steps must grow", where=str(self._directory), got=f"{step} after {self._position}")
-            )
+            raise CheckpointError(message("steps must grow", where=where, got=f"{step} after {self._position}"))
 
     def _read_document(self, step: int) -> dict[str, Any]:
         path = self._directory / str(step) / _DOCUMENT
@@ -251,15 +251,8 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _broken(step, path, error) from error
         if version != FORMAT:
-            raise CheckpointError(
-                message(
-                    f"checkpoint {step} has an unknown format",
-                    where=str(path),
-                    got=repr(version),
-                    expected=str(FORMAT),
-                    fix="read it with the version of equikd that wrote it",
-                )
-            )
+            what, fix = f"checkpoint {step} has an unknown format", "read it with the version of equikd that wrote it"
+            raise CheckpointError(message(what, where=str(path), got=repr(version), expected=str(FORMAT), fix=fix))
         return document
 
     def _read_arrays(self, step: int, entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
@@ -271,11 +264,13 @@ class CheckpointStore:
             raise _broken(step, path, error) from error
 
 
+def _spell(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
 def _broken(step: int, path: Path, error: BaseException) -> CheckpointError:
-    got = f"{type(error).__name__}: {str(error)[:500]}"
-    return CheckpointError(
-        message(f"checkpoint {step} cannot be read", where=str(path), got=got, fix="restore an older step")
-    )
+    what = f"checkpoint {step} cannot be read"
+    return CheckpointError(message(what, where=str(path), got=_spell(error), fix="restore an older step"))
 
 
 def _steps(directory: Path) -> tuple[int, ...]:
@@ -347,8 +342,11 @@ def _publish(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for old in _steps(directory)[:-keep]:
-        _remove(directory, old)
+    try:
+        for old in _steps(directory)[:-keep]:
+            _remove(directory, old)
+    except OSError as error:
+        raise _NotRemoved from error
 
 
 def _remove(directory: Path, step: int) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from equikd.config import resolve
-from equikd.train._init import strong_arrays
+from equikd.train._init import strong_arrays, strong_model
 from equikd.train._state import TrainState, split, strong
 
 
@@ -91,7 +91,7 @@ def core_state(optimizer: optax.GradientTransformation, model: Any, key: jax.Arr
 
     model, model_state = with_state(lambda: model)
     verdict = live_twin(model, model_state)
-    model = strong_arrays(model)
+    model = strong_model(model, verdict.hyperparameter)
     params, _ = split(model, verdict.trainable)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

@@ -1,11 +1,13 @@
 """`trainer.in_step`: the part of a trainer that enters its step, and nothing else.
 
-Its floats are leaves. References that lead out of it (`ref("num_steps")` in a schedule) are followed here: a float becomes
-a leaf of `referred`, an int that a dynamic field reads a leaf of `counts`, anything else is put in place. So one value has
-one leaf however many read it, and changing any other field of the trainer never retraces. Floats that cannot be traced, or
-that `trace` leaves out, are pinned: floats that modules declare static, `trace=` globs and pins are one mechanism.
+Its floats are leaves. References that lead out of it (`ref("num_steps")` in a schedule) are followed here: a float, config
+or node enters once, under `referred`, however many read it; anything else is put in place of the reference, where an int
+is a leaf if the field that reads it is dynamic, as the step counts of schedules are. So changing any other field of the
+trainer never retraces. Floats that cannot be traced, or that `trace` leaves out, are pinned: floats that modules declare
+static, `trace=` globs and pins are one mechanism.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,12 +15,12 @@ import jax.numpy as jnp
 from equikd.config import config, field, override, pin
 from equikd.config._dataclass import plans
 from equikd.config._resolve import references, target_of
-from equikd.config._values import Ref, is_config, is_part
+from equikd.config._values import Ref, is_part
 from equikd.errors import ConfigError, message, nearest, report
 from equikd.losses import Loss
 from equikd.metrics import Metric
 from equikd.model import static_floats
-from equikd.tree import Path, get, join, matches, named_leaves, parse, update
+from equikd.tree import get, join, matches, named_leaves, parse, update
 
 
 @config
@@ -38,11 +40,9 @@ class InStep:
     trace: tuple[str, ...] | str
     referred: dict[str, float | Any] = field(default_factory=dict)
     """Values from outside that references read, by path."""
-    counts: dict[str, int] = field(dynamic=True, default_factory=dict)
-    """Ints from outside that dynamic fields read, by path."""
 
 
-FIELDS = tuple(name for name in plans(InStep) if name not in ("referred", "counts"))
+FIELDS = tuple(name for name in plans(InStep) if name != "referred")
 
 
 def in_step(trainer: Any, **replaced: Any) -> InStep:
@@ -56,53 +56,47 @@ def in_step(trainer: Any, **replaced: Any) -> InStep:
         ConfigError: references that lead nowhere, `trace` patterns without a match, or a float that must be pinned.
     """
     values = {name: getattr(trainer, name) for name in FIELDS} | replaced
-    return _pinned(_enclosed(InStep(**values), trainer))
+    part = _enclosed(InStep(**values), trainer, frozenset(FIELDS) - replaced.keys())
+    return _pinned(part, strict=not replaced)
 
 
-def _enclosed(part: InStep, trainer: Any) -> InStep:
-    """`part` with all that it reaches by reference."""
-    referred: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+def _enclosed(part: InStep, trainer: Any, own: frozenset[str]) -> InStep:
+    """`part` with all that it reaches by reference; `own` are the fields that it has from the trainer."""
     errors: list[str] = []
     pending = references(part)
     while pending:
         at, reference = pending.pop()
-        if parse(reference.path)[0] in FIELDS or reference.path in referred:
+        if parse(reference.path)[0] in own:
             continue
         try:
-            value = _followed(trainer, reference)
+            path, value = _followed(trainer, reference)
         except ConfigError as error:
             errors.append(f"{join(at)}: {error}")
             continue
-        if type(value) is int and _reads_dynamic(part, at):
-            counts[reference.path] = value
-        elif type(value) is float or is_part(value):
-            referred[reference.path] = value
-            pending += references(value, ("referred", reference.path))
-        else:
-            part = update(part, at, lambda _, new=value: new)
-        part = InStep(**{name: getattr(part, name) for name in FIELDS}, referred=referred, counts=counts)
+        inside = parse(path)[0] in own
+        if not inside and type(value) is not float and not is_part(value):
+            part = update(part, at, lambda _, value=value: value)
+            continue
+        if path != reference.path:  # a reference to a reference: all readers of one value name one path
+            part = update(part, at, lambda _, path=path: Ref(path))
+        if not inside and path not in part.referred:
+            part = dataclasses.replace(part, referred={**part.referred, path: value})
+            pending += references(value, ("referred", path))
     if errors:
         raise ConfigError(report(f"{len(errors)} references lead nowhere", errors))
     return part
 
 
-def _followed(trainer: Any, reference: Ref) -> Any:
-    """The value at the end of a chain of references."""
-    passed = []
+def _followed(trainer: Any, reference: Ref) -> tuple[str, Any]:
+    """Path and value at the end of a chain of references."""
+    passed: list[str] = []
     value: Any = reference
     while isinstance(value, Ref):
         if value.path in passed:
             raise ConfigError(message(f"{reference!r} leads back to itself", got=" -> ".join([*passed, value.path])))
         passed.append(value.path)
         value = target_of(trainer, value.path)[0]
-    return value
-
-
-def _reads_dynamic(part: Any, at: Path) -> bool:
-    """Whether the field at `at` is a dynamic int."""
-    owner = get(part, at[:-1])
-    return is_config(owner) and plans(type(owner))[at[-1]].kind == "integer"
+    return passed[-1], value
 
 
 def float_paths(part: Any) -> list[str]:
@@ -120,13 +114,13 @@ def _inner(path: str, part: InStep) -> str:
     return join(("referred", path)) if path in part.referred else path
 
 
-def _pinned(part: InStep) -> InStep:
-    """Floats that are not to be traced, pinned."""
+def _pinned(part: InStep, *, strict: bool) -> InStep:
+    """Floats that are not to be traced, pinned; `strict`: each pattern of `trace` must match one."""
     if part.trace != "all":
         patterns = (part.trace,) if isinstance(part.trace, str) else part.trace
         paths = float_paths(part)
         unmatched = [p for p in patterns if not any(matches(p, path) for path in paths)]
-        if unmatched:
+        if unmatched and strict:
             errors = [message(f"trace: {p!r} matches no float", near=nearest(p, paths)) for p in unmatched]
             raise ConfigError(report(f"{len(errors)} patterns of trace match nothing", errors))
         part = _pin(part, [path for path in paths if not any(matches(p, path) for p in patterns)])

@@ -36,7 +36,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
     """
     model_key, run_key = jax.random.split(jax.random.key(jnp.asarray(seed, jnp.uint32)))
     model, model_state, verdict = _model(config, model_key, model, model_state)
-    model = jax.tree.map(_as_jax, model, jax.tree.unflatten(jax.tree.structure(model), _is_number(verdict)))
+    model = strong_model(model, verdict.hyperparameter)
     trainable = _trainable(config.trainable, verdict)
     params, _ = split(model, trainable)
     optimizer = resolve(config.optimizer, root=config, path="optimizer")
@@ -49,7 +49,8 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
                 fix="optimizer=ek.lazy(optax.adamw)(learning_rate=1e-3)",
             )
         )
-    extra = config.init_extra(model) if callable(config.init_extra) else config.init_extra
+    extra = resolve(config.init_extra, root=config, path="init_extra")
+    extra = extra(model) if callable(extra) else extra
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         model=model,
@@ -85,15 +86,20 @@ def _state_like(first: Any, state: Any) -> Any:
     return state if first is None else jax.tree.unflatten(jax.tree.structure(first), jax.tree.leaves(state))
 
 
-def _is_number(verdict: Twin) -> list[bool]:
-    """Per leaf, whether a Python number there is to become an array."""
-    return list(verdict.hyperparameter)
+def strong_model(model: Any, hyperparameter: tuple[bool, ...]) -> Any:
+    """A model whose arrays and hyperparameters are strong JAX arrays; its other Python numbers are part of the program.
+
+    A pinned number stays a Python number: as an array it would be computed with in another way (x / q is x * (1 / q) where
+    q is known), so results would differ in their last bits from those of a loop that has it as a constant.
+    """
+    leaves, structure = jax.tree.flatten(model)
+    pairs = zip(leaves, hyperparameter, strict=True)
+    return structure.unflatten([_strong_array(leaf) if hyper or is_any_array(leaf) else leaf for leaf, hyper in pairs])
 
 
-def _as_jax(leaf: Any, is_hyperparameter: bool) -> Any:
-    if isinstance(leaf, np.ndarray) or is_hyperparameter:
-        leaf = jnp.asarray(leaf)
-    return _strong_array(leaf)
+def is_any_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of JAX or numpy."""
+    return eqx.is_array(leaf) or isinstance(leaf, np.ndarray)
 
 
 def strong_arrays(tree: Any) -> Any:

@@ -7,13 +7,14 @@ has just dispatched. Before an eval or a checkpoint, and at the end, what was se
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from equikd.data import exhausted
+from equikd.data import Batch, exhausted
 from equikd.evals import evaluate
 from equikd.metrics import Aux
 from equikd.train._check import view_of
@@ -71,10 +72,11 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """Where and when checkpoints are saved."""
+    """Where and when checkpoints are saved; the seed stands in them, so that a resume sees that it has changed."""
 
     store: CheckpointStore
     every: int | None
+    seed: int
 
     def due(self, step: int, last: bool) -> bool:
         """Whether to save after `step` updates."""
@@ -85,15 +87,18 @@ class Saving:
         output.writers.flush()
         state, aux = stepper.borrow()
         arrays = eqx.filter({"state": state, "accumulators": aux}, eqx.is_array)
-        self.store.save(step, arrays, {"step": step, "seconds": output.elapsed()})
+        self.store.save(step, arrays, {"step": step, "seconds": output.elapsed(), "seed": self.seed})
 
 
-def loop(setup: Setup, stepper: Stepper, output: Output, saving: Saving | None, start: int) -> None:
+def loop(
+    setup: Setup, stepper: Stepper, batches: Iterator[Batch], output: Output, saving: Saving | None, start: int
+) -> None:
     """Train from update number `start` to `setup.num_steps`.
 
     Args:
         setup: the checked experiment.
         stepper: holds the state after `start` updates.
+        batches: the training batches from number `start` on.
         output: where results go.
         saving: where checkpoints go, or None.
         start: updates already made.
@@ -102,10 +107,10 @@ def loop(setup: Setup, stepper: Stepper, output: Output, saving: Saving | None, 
         DataError: the data ends before `num_steps`.
     """
     pending: Pending | None = None
-    batches = setup.data.batches(start, setup.seed)
     for step in range(start + 1, setup.num_steps + 1):
         batch = next(batches, None)
         if batch is None:
+            output.write(pending)
             raise exhausted(step - 1, setup.num_steps)
         stepper.step(batch)
         output.writers.tick(step)

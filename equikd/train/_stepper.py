@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from equikd._compat import Tracer
+from equikd.config import resolve
 from equikd.config._values import typed_key
 from equikd.data import as_batch
 from equikd.errors import EquikdError, message
@@ -30,7 +31,7 @@ _MOST_PROGRAMS = 128
 
 def step_of(config: Any) -> Any:
     """The step function of a trainer: its own, or `default_step`."""
-    return default_step if config.step is None else config.step
+    return default_step if config.step is None else resolve(config.step, root=config, path="step")
 
 
 class Program:

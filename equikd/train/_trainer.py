@@ -3,17 +3,16 @@
     trainer = ek.Trainer(model=ek.lazy(eqx.nn.MLP)(64, 10, 128, 2), inputs={"x": "batch.image"}, optimizer=..., ...)
     result = trainer.train("runs/digits")
 
-As data it is overridden, compared, written to JSON and swept like any config. `in_step` is what enters the compiled step.
+As data it is overridden, compared, written to JSON and swept like any config. `in_step` is what enters the compiled
+step.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
-import jax
 
-from equikd.config import config, diff, field, from_json, to_json
+from equikd.config import config, field, to_json
 from equikd.data import Batch, as_batch
 from equikd.errors import ConfigError, message
 from equikd.evals import Eval, eval_context
@@ -24,8 +23,9 @@ from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, environment_facts
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
-from equikd.train._loop import Output, Pending, Saving, loop, run_eval
+from equikd.train._loop import Output, Saving, loop
 from equikd.train._progress import Console
+from equikd.train._resume import changes, restored, results_again, tell, tell_unloadable
 from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
@@ -166,86 +166,49 @@ class Trainer:
         directory = None if workdir is None else RunDirectory.open(workdir)
         if directory is not None:
             directory.check()
-        setup = prepare(self, model, model_state)
+        setup, writers, text = prepare(self, model, model_state), self._writers(), to_json(self, unloadable=True)
         if directory is None:
-            stepper = Stepper(setup.config, self._first(setup, model, model_state), spec=setup.spec)
-            return self._run(setup, stepper, None, None, 0, 0.0)
-        keep = self.checkpoints.keep if self.checkpoints is not None else 1
-        with CheckpointStore(directory.checkpoints, keep) as store:
-            stepper, start, seconds = self._resume(setup, store, model, model_state)
-            self._describe(directory, setup, start)
-            return self._run(setup, stepper, directory, store, start, seconds)
+            stepper, batches = self._first(setup, model, model_state), setup.data.batches(0, setup.seed)
+            return self._run(setup, stepper, batches, writers, Run(None, text, setup.num_steps, start_step=0))
+        with CheckpointStore(directory.checkpoints, self.checkpoints.keep if self.checkpoints else 1) as store:
+            changed = changes(directory.config_text(), self, text) if directory.exists else ""
+            found = restored(directory, store, setup, changed)
+            stepper = self._first(setup, model, model_state) if found is None else found.stepper
+            start, seconds = (0, 0.0) if found is None else (found.step, found.seconds)
+            batches = setup.data.batches(start, setup.seed)  # what can fail comes before anything is written
+            if directory.exists:
+                tell(directory, setup, start, changed)
+                directory.update_config(text, start)
+            else:
+                directory.create(text, environment_facts(setup.seed))
+                tell_unloadable(directory, self)
+            run = Run(directory.path, text, setup.num_steps, start)
+            return self._run(setup, stepper, batches, (JsonLines(), *writers), run, store, seconds)
 
-    def _first(self, setup: Setup, model: Any, model_state: Any) -> TrainState:
-        return initial_state(setup.config, setup.seed, model, model_state)
+    def _first(self, setup: Setup, model: Any, model_state: Any) -> Stepper:
+        state = initial_state(setup.config, setup.seed, model, model_state)
+        return Stepper(setup.config, state, spec=setup.spec)
 
-    def _resume(self, setup: Setup, store: CheckpointStore, model: Any, model_state: Any) -> tuple[Stepper, int, float]:
-        """A stepper at the newest checkpoint, or at the beginning."""
-        latest = store.latest()
-        if latest is None:
-            return Stepper(setup.config, self._first(setup, model, model_state), spec=setup.spec), 0, 0.0
-        if latest > setup.num_steps:
-            raise ConfigError(
-                message(
-                    "the run is already past num_steps",
-                    got=f"newest checkpoint {latest}, num_steps {setup.num_steps}",
-                    fix="raise num_steps, or use another work directory",
-                )
-            )
-        shapes = {"state": setup.state, "accumulators": Stepper.empty(setup.config, setup.state, setup.spec)}
-        arrays, facts = store.restore(latest, {name: eqx.filter(tree, _is_array) for name, tree in shapes.items()})
-        state = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
-        stepper = Stepper(setup.config, state, spec=setup.spec, accumulators=arrays["accumulators"])
-        return stepper, latest, float(facts["seconds"])
-
-    def _describe(self, directory: RunDirectory, setup: Setup, start: int) -> None:
-        """Write config.json and environment.json; where they exist, print what differs: the new config wins."""
-        text = to_json(self, unloadable=True)
-        if not directory.exists:
-            directory.create(text, environment_facts(setup.seed))
-            return
-        old = directory.config_text()
-        changes = _differences(old, self)
-        if changes:
-            sys.stderr.write(f"resuming at step {start} with a changed config:\n{changes}\n")
-            directory.update_config(text, start)
+    def _writers(self) -> tuple[Any, ...]:
+        writers = part(self, "writers")
+        wrong = [f"writers[{i}]: {one!r}"[:100] for i, one in enumerate(writers) if not hasattr(type(one), "open")]
+        if wrong:
+            what = "a writer is a config with the method open(run), such as ek.train.TensorBoard()"
+            raise ConfigError(message(what, got="\n".join(wrong)))
+        return writers
 
     def _run(
-        self, setup: Setup, stepper: Stepper, directory: RunDirectory | None, store: CheckpointStore | None, start: int,
-        seconds: float,
+        self, setup: Setup, stepper: Stepper, batches: Iterator[Batch], writers: tuple[Any, ...], run: Run,
+        store: CheckpointStore | None = None, seconds: float = 0.0,
     ) -> "Result":
-        workdir = None if directory is None else directory.path
-        run = Run(workdir, to_json(self, unloadable=True), setup.num_steps, start)
-        always = () if workdir is None else (JsonLines(),)
-        with Writers.open((*always, *part(self, "writers")), run) as writers:
-            output = Output(writers, seconds)
-            saving = Saving(store, self.checkpoints.every) if store is not None and self.checkpoints is not None else None
-            loop(setup, stepper, output, saving, start)
-            if start == setup.num_steps:  # a finished run: its rows are written; only the results are wanted again
-                output = Output(Writers.open((), run), seconds)
-                for one in setup.evals:
-                    output.write(Pending(start, one.name, run_eval(one, stepper)))
+        with Writers.open(writers, run) as opened:
+            output, saving = Output(opened, seconds), None
+            if store is not None and self.checkpoints is not None:
+                saving = Saving(store, self.checkpoints.every, setup.seed)
+            loop(setup, stepper, batches, output, saving, run.start_step)
+            if run.start_step == setup.num_steps and run.workdir is not None:
+                results_again(setup, stepper, output, run.workdir)
         return Result(self, stepper.state, output.latest, tuple(output.history))
-
-
-def _differences(old_text: str, new: Trainer) -> str:
-    try:
-        return str(diff(from_json(old_text), new))
-    except ConfigError:  # holds what only the process that wrote it had; compare what was written
-        text = to_json(new, unloadable=True)
-        import json
-
-        return str(diff(_plain(json.loads(old_text)), _plain(json.loads(text))))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_plain, value))
-    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-
-def _is_array(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 class Result:

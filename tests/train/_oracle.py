@@ -114,7 +114,7 @@ def digits(
     model = make_model(dropout=dropout, key=model_key)
     data = batches(train, batch_size, seed)
     losses, model, opt_state = run(model, optax.adamw(**v), loss, data, run_key, steps)
-    logits = jax.jit(jax.vmap(eqx.nn.inference_mode(model)))(test["image"])
+    logits = jax.vmap(eqx.nn.inference_mode(model))(test["image"])
     return Outcome(losses, model, opt_state, weight * float(smoothed(logits, test["label"], smoothing).mean()))
 
 

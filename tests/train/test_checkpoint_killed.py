@@ -31,7 +31,7 @@ if place == "document":
     original, _checkpoint.write_atomically = _checkpoint.write_atomically, die
 if place == "remove":
     original, _checkpoint.shutil.rmtree = _checkpoint.shutil.rmtree, die
-for step in range(10**6):
+for step in range(300):
     store.save(step, {"w": [np.full((100, 100), step, np.float32) for _ in range(8)]}, {"at": step})
     if step == 2:
         store.wait()
@@ -71,3 +71,23 @@ def test_a_killed_run_leaves_whole_checkpoints(tmp_path, place):
         store.wait()
         assert store.steps() == (steps[-1], steps[-1] + 1)
     assert names(tmp_path) == sorted([str(steps[-1]), str(steps[-1] + 1)])
+
+
+def test_leftovers_neither_count_nor_stay_and_other_files_do(tmp_path):
+    for name in ("7.orbax-checkpoint-tmp", "5.removed.orbax-checkpoint-tmp", "9", "notes", "08"):
+        (tmp_path / name / "arrays").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert store.steps() == ()
+        store.save(7, {}, {})
+        store.save(8, {}, {})
+    assert names(tmp_path) == ["08", "8", "9", "notes", "notes.txt"]
+
+
+def test_a_reader_changes_nothing(tmp_path):
+    (tmp_path / "7.orbax-checkpoint-tmp").mkdir()  # may be a run that is saving right now
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert store.steps() == ()
+    with CheckpointStore(tmp_path / "none", keep=1) as store:
+        assert store.latest() is None
+    assert names(tmp_path) == ["7.orbax-checkpoint-tmp"]

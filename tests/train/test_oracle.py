@@ -38,12 +38,12 @@ DIGITS = {
 
 @functools.cache
 def digits() -> ek.Trainer:
-    cfg = get_config(Digits(width=16, batch_size=BATCH, num_steps=STEPS))
+    cfg = get_config(Digits(width=16, depth=1, batch_size=BATCH, num_steps=STEPS))
     return ek.override(ek.with_defaults(cfg), {"writers": (), "log_every": STEPS, "evals.test.every": STEPS})
 
 
 def make_classifier(dropout: Any, key: Any) -> Classifier:
-    return Classifier(64, 10, 16, 2, dropout, key=key)
+    return Classifier(64, 10, 16, 1, dropout, key=key)
 
 
 def values_of(trainer: ek.Trainer, names: dict[str, tuple[str, float]]) -> dict[str, float]:
@@ -150,20 +150,18 @@ SCHEDULED = {
 
 class TwoHeads(eqx.Module):
     body: eqx.nn.Linear
-    logits: eqx.nn.Linear
-    code: eqx.nn.Linear
+    heads: eqx.nn.Linear
     dropout: eqx.nn.Dropout
 
     def __init__(self, dropout: float, *, key: Any) -> None:
-        body, logits, code = jax.random.split(key, 3)
+        body, heads = jax.random.split(key)
         self.body = eqx.nn.Linear(6, 8, key=body)
-        self.logits = eqx.nn.Linear(8, 3, key=logits)
-        self.code = eqx.nn.Linear(8, 2, key=code)
+        self.heads = eqx.nn.Linear(8, 5, key=heads)
         self.dropout = eqx.nn.Dropout(dropout)
 
     def __call__(self, x: Any, *, key: Any = None) -> dict[str, Any]:
-        features = self.dropout(jnp.tanh(self.body(x)), key=key)
-        return {"logits": self.logits(features), "code": self.code(features)}
+        out = self.heads(self.dropout(jnp.tanh(self.body(x)), key=key))
+        return {"logits": out[:3], "code": out[3:]}
 
 
 @functools.cache
@@ -198,7 +196,8 @@ def scheduled_oracle(trainer: ek.Trainer) -> _oracle.Outcome:
 
 
 def test_the_second_experiment_has_these_leaves() -> None:
-    assert set(named_leaves(scheduled().in_step)) == {*SCHEDULED, "counts.num_steps"}
+    read_num_steps = {"optimizer[4].learning_rate.decay_steps", "losses.code.weight.transition_steps"}
+    assert set(named_leaves(scheduled().in_step)) == {*SCHEDULED, *read_num_steps}
 
 
 @pytest.mark.parametrize("path", [None, *SCHEDULED, "num_steps"])

@@ -1,4 +1,4 @@
-"""Structures as plain JSON: a tree of modules, configs and values is rebuilt exactly, or what is in the way is named."""
+"""Structures as plain JSON: a tree of modules, configs and values is rebuilt, or what is in the way is named."""
 
 import collections
 import dataclasses

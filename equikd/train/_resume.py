@@ -1,0 +1,240 @@
+"""Going on from a run directory: what a run that stopped left behind, and what the config says now.
+
+The config wins for what it says (rates, intervals, `num_steps`, the seed), the checkpoint for what only it knows: the
+parameters, the optimizer's state, the step, which is also the position in the data, and the accumulators of the
+training interval in progress. What differs from the `config.json` of the earlier start is printed. Refused, with the
+run directory as it was, are a model or optimizer of another structure, other arrays in place of those that the run was
+trained on, and a `num_steps` that lies in the past.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from equikd.config import diff, from_json, to_json
+from equikd.errors import CheckpointError, ConfigError, listing, message
+from equikd.train._checkpoint import CheckpointStore
+from equikd.train._directory import RunDirectory
+from equikd.train._leaves import cut, differences, entry_of, named
+from equikd.train._loop import Output, Pending, run_eval
+from equikd.train._setup import Setup
+from equikd.train._stepper import Stepper
+from equikd.train._writers import Writers, read_records
+from equikd.tree import items, join, parse
+
+_MOST_LINES = 12  # of changes, beside an error or a listing, so that all stays on one screen
+
+
+class Restored(NamedTuple):
+    """A checkpoint, ready to go on from.
+
+    Attributes:
+        stepper: holds the train state, and the accumulators of the training interval in progress.
+        step: updates made.
+        seconds: of all sessions before this one.
+    """
+
+    stepper: Stepper
+    step: int
+    seconds: float
+
+
+def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, changed: str) -> Restored | None:
+    """The newest checkpoint of a run directory, or None where it has none.
+
+    Args:
+        directory: the run directory.
+        store: its checkpoints.
+        setup: the experiment as it is now.
+        changed: what differs from config.json, for the error.
+
+    Raises:
+        ConfigError: the newest checkpoint is past `num_steps`.
+        CheckpointError: it does not fit the model or optimizer, or cannot be read.
+    """
+    step = store.latest()
+    if step is None:
+        return None
+    if step > setup.num_steps:
+        raise ConfigError(
+            message(
+                f"num_steps is {setup.num_steps}, but this run has made {step} updates",
+                where=f"{directory.checkpoints / str(step)}",
+                got=f"num_steps {setup.num_steps}, checkpoints at {listing(store.steps())}",
+                expected=f"num_steps >= {step}",
+                fix="raise num_steps, or train in a new work directory",
+            )
+        )
+    facts = store.read_facts(step)
+    state = _arrays(setup.state)
+    accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
+    saved = _saved_leaves(directory, step)
+    _check_fit(directory, step, saved, named({"state": state}), changed)
+    fits = differences(_below(saved, "accumulators"), _entries(named({"accumulators": accumulators})), "") == []
+    template = accumulators if fits else _nested(_below(saved, "accumulators")).get("accumulators", {})
+    arrays, _ = store.restore(step, {"state": state, "accumulators": template})
+    whole = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
+    if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
+        key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
+        whole = eqx.tree_at(lambda state: state.key, whole, key)
+    interval = arrays["accumulators"] if fits else None  # of other losses or metrics: the interval begins anew here
+    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, float(facts["seconds"]))
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array or the shape of one."""
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _arrays(tree: Any) -> Any:
+    return eqx.filter(tree, _is_array)
+
+
+def _saved_leaves(directory: RunDirectory, step: int) -> dict[str, Any]:
+    """What checkpoint.json says of each leaf; its format has been checked."""
+    return json.loads((directory.checkpoints / str(step) / "checkpoint.json").read_text("utf-8"))["leaves"]
+
+
+def _entries(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {path: entry_of(leaf) for path, leaf in leaves.items()}
+
+
+def _below(saved: dict[str, Any], name: str) -> dict[str, Any]:
+    return {path: entry for path, entry in saved.items() if parse(path)[0] == name}
+
+
+def _nested(saved: dict[str, Any]) -> dict[Any, Any]:
+    """Dicts whose leaves have the saved paths: a template for arrays that are to be passed over."""
+    made: dict[Any, Any] = {}
+    for path, entry in saved.items():
+        *above, last = parse(path)
+        part = made
+        for key in above:
+            part = part.setdefault(key, {})
+        part[last] = jax.ShapeDtypeStruct(tuple(entry["shape"]), entry["dtype"])
+    return made
+
+
+def _check_fit(directory: RunDirectory, step: int, saved: dict[str, Any], wanted: dict[str, Any], changed: str) -> None:
+    lines = differences(_below(saved, "state"), _entries(wanted), "checkpoint")
+    if not lines:
+        return
+    text = _few("\n".join(lines).replace(" in the template", " now"))
+    since = f"; since then:\n{_few(changed)}" if changed else ""
+    raise CheckpointError(
+        message(
+            f"the run cannot go on from checkpoint {step}: model or optimizer have another structure now",
+            where=str(directory.path),
+            got=text,
+            expected=f"the structure that its config.json describes{since}",
+            fix="train in a new work directory, or take the change back; nothing here was touched",
+        )
+    )
+
+
+def _few(text: str) -> str:
+    lines = text.splitlines()
+    more = len(lines) - _MOST_LINES
+    return text if more <= 0 else "\n".join([*lines[:_MOST_LINES], f"... and {more} more"])
+
+
+def changes(old_text: str, new: Any, new_text: str) -> str:
+    """What differs between the config.json of an earlier start and the trainer, as a table; empty if nothing does.
+
+    Args:
+        old_text: the text of config.json.
+        new: the trainer.
+        new_text: its JSON.
+
+    Raises:
+        ConfigError: arrays in the config are others than those that the run was started with; with their paths.
+    """
+    old_plain, new_plain = json.loads(old_text), json.loads(new_text)
+    if old_plain == new_plain:
+        return ""
+    _refuse_other_arrays(old_plain, new_plain)
+    try:
+        old = from_json(old_text)
+    except Exception:  # it holds what only the process that wrote it had, or what has gone since: compare the texts
+        return str(diff(_frozen(old_plain), _frozen(new_plain)))
+    return str(diff(old, new))
+
+
+def tell(directory: RunDirectory, setup: Setup, start: int, changed: str) -> None:
+    """Say on the standard error where a run goes on, and with which changes of its config."""
+    if start == setup.num_steps:
+        text = f"{directory.path} is complete at step {start}; to train on, raise num_steps"
+    elif start:
+        text = f"resuming {directory.path} at step {start} of {setup.num_steps}"
+    else:
+        text = f"{directory.path} holds no checkpoint: starting at step 0"
+    sys.stderr.write(text + (f", with a changed config:\n{changed}\n" if changed else "\n"))
+
+
+def tell_unloadable(directory: RunDirectory, trainer: Any) -> None:
+    """Say on the standard error why `from_json` will refuse this config.json, if so; the config itself trains."""
+    try:
+        to_json(trainer)
+    except ConfigError as error:
+        why = _few(str(error))
+        sys.stderr.write(f"{directory.config} documents this run, but `from_json` cannot load it:\n{why}\n")
+
+
+def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path) -> None:
+    """The results of a run that is at its end already: evals are computed again; only rows that lack are written."""
+    path = RunDirectory.open(workdir).metrics
+    rows = {row.split: row for row in read_records(path) if row.step == setup.num_steps} if path.exists() else {}
+    silent = dataclasses.replace(output, writers=Writers(()))
+    if "train" in rows:
+        output.history.append(rows["train"])
+        output.latest |= {f"train/{name}": value for name, value in rows["train"].metrics.items()}
+    else:
+        output.write(Pending(setup.num_steps, "train", stepper.swap()))
+    for one in setup.evals:
+        (silent if one.name in rows else output).write(Pending(setup.num_steps, one.name, run_eval(one, stepper)))
+
+
+def _refuse_other_arrays(old: Any, new: Any) -> None:
+    before, after = dict(_held_arrays(old, ())), dict(_held_arrays(new, ()))
+    lines = [
+        f"{path}{name}: {_spell(was)} before, {_spell(after[path].get(name))} now"
+        for path, arrays in before.items()
+        if path in after
+        for name, was in sorted({**after[path], **arrays}.items())
+        if before[path].get(name) != after[path].get(name)
+    ]
+    if lines:
+        raise ConfigError(
+            cut(
+                "the config holds other arrays than those that this run was started with",
+                _few("\n".join(lines)).splitlines(),
+                fix="give the same arrays, or train in a new work directory; nothing here was touched",
+            )
+        )
+
+
+def _held_arrays(plain: Any, at: tuple[Any, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """Path -> specs, of the places in a config's plain form where arrays stood."""
+    if isinstance(plain, dict) and "__opaque__" in plain:
+        return [(join(at), plain["__opaque__"])]
+    parts = items(_frozen(plain)) if isinstance(plain, dict | list) else {}
+    return [found for key, part in parts.items() for found in _held_arrays(part, (*at, key))]
+
+
+def _spell(spec: dict[str, Any] | None) -> str:
+    return "nothing" if spec is None else f"{spec['dtype']}{list(spec['shape'])} with hash {spec['hash']}"
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return {key: _frozen(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+__all__ = ["Restored", "changes", "restored", "results_again", "tell", "tell_unloadable"]
