@@ -5,7 +5,6 @@ tests run both and compare, so that a new JAX release is met by one failing test
 """
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer as Tracer
 
@@ -20,6 +19,7 @@ def weaken(x: jax.Array) -> jax.Array:
         The same values with `weak_type=True`; differentiable, works under vmap.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> weak = weaken(jnp.float32(0.5))
         >>> (weak * jnp.ones((), jnp.bfloat16)).dtype.name
         'bfloat16'

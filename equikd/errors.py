@@ -1,14 +1,14 @@
 """Every error that equikd raises on purpose, and the one builder of their texts.
 
-An error answers five questions, always in this order: *what* is wrong, *where* (config path, key, file and line), what was
-*got*, what was *expected*, and how to *fix* it. `message` lays the answers out on a few lines, leaves out what is not
-known, and adds near matches when a name was misspelt:
+An error answers five questions, always in this order: *what* is wrong, *where* (config path, key, file and line), what
+was *got*, what was *expected*, and how to *fix* it. `message` lays the answers out on a few lines, leaves out what is
+not known, and adds near matches when a name was misspelt:
 
     optimizer.learning_rat: no such argument
       where:    --cfg.optimizer.learning_rat
       got:      'learning_rat'
-      nearest:  'learning_rate'
       expected: one of learning_rate, b1, b2
+      nearest:  'learning_rate'
 
 Failures of one kind are reported together: `report` joins several messages under one headline.
 """

@@ -27,8 +27,8 @@ from equikd.config import config, resolve
 from equikd.config._values import is_node
 from equikd.errors import ConfigError, message
 from equikd.metrics import State, sum_field
+from equikd.metrics._average import masked_sum
 from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
-from equikd.metrics._state import masked_sum
 from equikd.optim import Schedule
 from equikd.tree import parse
 from equikd.typing import Array, Bool, Float, Inexact, Int, Num

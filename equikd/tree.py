@@ -2,11 +2,12 @@
 
 `losses.ce.weight`, `optimizer[0]`, `layers[-1]`, `head['my key']`, `batch.image[..., :3]`: names after dots, everything
 else in brackets. A parsed path is a tuple of keys: `str` (an item or an attribute), `int`, `slice`, `...`, tuples of
-these (an index into several axes), and `Wildcard` for `*` (one key, also inside a name: `block*`) and `**` (any number).
+these (an index into several axes), and `Wildcard` for `*` (one key, also inside a name: `block*`) and `**` (any
+number).
 
-Configs and nodes join in through two methods, `tree_items()` and `tree_replace(key, value)`; dicts, tuples, lists, named
-tuples and dataclasses (`eqx.Module` among them) are known here. `named_leaves` gives the leaves of any JAX pytree under
-the same spelling, so a parameter is `layers[0].weight` everywhere.
+Configs and nodes join in through two methods, `tree_items()` and `tree_replace(key, value)`; dicts, tuples, lists,
+named tuples and dataclasses (`eqx.Module` among them) are known here. `named_leaves` gives the leaves of any JAX pytree
+under the same spelling, so a parameter is `layers[0].weight` everywhere.
 """
 
 import copy
@@ -111,7 +112,7 @@ def _index(content: str, text: str) -> Key:
     if len(parts) > 1 and parts[-1] == "":
         return tuple(_axis(part, content, text) for part in parts[:-1])
     keys = tuple(_axis(part, content, text) for part in parts)
-    return keys if len(keys) > 1 else keys[0]
+    return keys if len(parts) > 1 else keys[0]
 
 
 def _axis(part: str, content: str, text: str) -> Key:

@@ -54,8 +54,8 @@ def typechecked(function: F) -> F:
     """
     if isinstance(function, type):
         if os.environ.get("EQUIKD_TYPECHECK") == "0":
-            return function
-        return jaxtyped(typechecker=_beartype())(function)
+            return function  # pyright: ignore[reportReturnType]
+        return jaxtyped(typechecker=_beartype())(function)  # pyright: ignore[reportReturnType]
     if function.__name__ == "<lambda>":  # it has no annotations, and jaxtyping trips over its name
         return function
     checked: list[Any] = []

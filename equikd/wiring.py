@@ -10,9 +10,12 @@ key paths of an experiment are checked at once under `eval_shape`, before anythi
 the config path that holds the wrong one, what is near it, and what is available at that point.
 """
 
+import builtins
 import dataclasses
 import functools
 import inspect
+import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -121,6 +124,12 @@ def lookup(context: Any, path: str) -> Any:
         keys = parse(path)
     except PathError as error:
         raise WiringError(str(error)) from None
+    if not keys:
+        raise WiringError(
+            message(
+                "a key path is empty", got=repr(path), expected=f"a path below one of {listing(items(context), 20)}"
+            )
+        )
     value = context
     for depth, key in enumerate(keys):
         value = _step(context, value, key, keys, depth, path)
@@ -129,7 +138,9 @@ def lookup(context: Any, path: str) -> Any:
 
 def _step(context: Any, value: Any, key: Key, keys: Path, depth: int, path: str) -> Any:
     if isinstance(key, Wildcard):
-        raise WiringError(message(f"{path!r}: a key path names one value", got=repr(key.pattern), expected="a path, no pattern"))
+        raise WiringError(
+            message(f"{path!r}: a key path names one value", got=repr(key.pattern), expected="a path, no pattern")
+        )
     if isinstance(key, str):
         parts = items(value)
         attribute = _attribute(value, key)
@@ -157,9 +168,10 @@ def _is_array(value: Any) -> bool:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute that is a part of the value: none of an array, and no method of a container."""
+    """An attribute that is a part of the value: none of an array, no private one, and no method of a container."""
     containers = (dict, tuple, list) if isinstance(value, Mapping | tuple | list) else ()
-    if _is_array(value) or isinstance(value, Context | str) or any(hasattr(kind, name) for kind in containers):
+    private = name.startswith("_") or isinstance(value, Context | str)
+    if private or _is_array(value) or any(hasattr(kind, name) for kind in containers):
         return UNSET
     return getattr(value, name, UNSET)
 
@@ -185,15 +197,16 @@ def _nowhere(context: Any, value: Any, keys: Path, depth: int, path: str) -> Wir
                 fix="gradients, updates and opt_state exist only in metrics of the training step",
             )
         )
+    where = join(keys[:depth]) or "the context"
     every = available(context)
     parts = items(value)
     shape = f"{value.dtype}{list(value.shape)}" if _is_array(value) else None
     there = listing(parts) if parts else shape or f"a {type(value).__name__} without parts"
     return WiringError(
         message(
-            f"{path!r} leads nowhere: there is no {join(keys[depth : depth + 1])!r} in {join(keys[:depth]) or 'the context'}",
-            near=nearest(path, every) or nearest(str(keys[depth]), map(str, parts)),
-            expected=f"in {join(keys[:depth]) or 'the context'}: {there}",
+            f"{path!r} leads nowhere: there is no {join(keys[depth : depth + 1])!r} in {where}",
+            near=() if _is_array(value) else nearest(path, every) or nearest(str(keys[depth]), map(str, parts)),
+            expected=f"in {where}: {there}",
         )
     )
 
@@ -217,16 +230,25 @@ def key_path_fields(cls: type) -> tuple[str, ...]:
 
 
 def _module_hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except Exception:  # an annotation that cannot be evaluated is no KeyPath; any exception may come out of it
-        return {}
+    """Annotations one by one, so that one that only a type checker can evaluate hides no key path."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        space = vars(sys.modules.get(base.__module__, builtins))
+        for name, annotation in inspect.get_annotations(base).items():
+            holder = types.SimpleNamespace(__annotations__={name: annotation})
+            try:
+                found |= typing.get_type_hints(holder, space, include_extras=True)
+            except Exception:  # any exception may come out of an annotation
+                found[name] = None
+    return found
 
 
 def _is_key_path(annotation: Any) -> bool:
     if typing.get_origin(annotation) is Annotated:
         return any(isinstance(mark, _KeyPathMark) for mark in annotation.__metadata__)
-    return any(map(_is_key_path, typing.get_args(annotation)))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(map(_is_key_path, typing.get_args(annotation)))
+    return False
 
 
 def key_paths(owner: Any) -> dict[str, str]:

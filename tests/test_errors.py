@@ -52,7 +52,12 @@ def test_listing_cuts_and_counts(count, limit, text):
 
 @pytest.mark.parametrize(
     ("name", "also"),
-    [("ConfigError", TypeError), ("WiringError", ValueError), ("CheckpointError", ValueError), ("DataError", ValueError)],
+    [
+        ("ConfigError", TypeError),
+        ("WiringError", ValueError),
+        ("CheckpointError", ValueError),
+        ("DataError", ValueError),
+    ],
 )
 def test_each_error_is_an_equikd_error_and_a_python_one(name, also):
     kind = getattr(errors, name)

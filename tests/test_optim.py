@@ -74,6 +74,12 @@ def test_gradients_are_finite_at_every_step(name):
     assert all(np.isfinite(leaf).all() for leaf in floats)
 
 
+@pytest.mark.parametrize("schedule", [WarmupCosine(0.0, 1.0, 10, 10), WarmupCosine(0.0, 1.0, 10, 5), Cosine(1.0, 0)])
+def test_numbers_that_only_a_trace_would_meet_stay_finite(schedule):
+    values = jax.jit(jax.vmap(schedule.__call__))(jnp.arange(20))
+    assert np.isfinite(values).all()
+
+
 def test_the_value_promotes_like_a_python_float():
     half = jnp.ones((), jnp.bfloat16)
     for schedule, _ in PAIRS.values():

@@ -32,7 +32,11 @@ axes = integers | slices | st.just(...)
 keys = st.text() | axes | st.lists(axes, min_size=1, max_size=3).map(tuple)
 trees = st.recursive(
     st.integers(),
-    lambda t: st.dictionaries(st.text(max_size=4), t, max_size=3) | st.lists(t, max_size=3).map(tuple) | st.lists(t, max_size=3),
+    lambda t: (
+        st.dictionaries(st.text(max_size=4), t, max_size=3)
+        | st.lists(t, max_size=3).map(tuple)
+        | st.lists(t, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -71,7 +75,24 @@ def test_parse(text, wanted):
 
 
 @pytest.mark.parametrize(
-    "text", [".", "a.", "a..b", ".a", "a[", "a[]", "a]", "a[0", "a[b]", "a['b]", "a['b', 'c']", "a[0]b", "a b", "1a", "a[1:2:3:4]"]
+    "text",
+    [
+        ".",
+        "a.",
+        "a..b",
+        ".a",
+        "a[",
+        "a[]",
+        "a]",
+        "a[0",
+        "a[b]",
+        "a['b]",
+        "a['b', 'c']",
+        "a[0]b",
+        "a b",
+        "1a",
+        "a[1:2:3:4]",
+    ],
 )
 def test_misspelt_paths_are_refused(text):
     with pytest.raises(PathError, match="is not a path"):
@@ -139,7 +160,11 @@ def test_update_of_a_module_with_its_own_constructor():
 
 def test_a_missing_part_is_met_with_what_is_there(snapshot):
     tree = {"optimizer": {"learning_rate": 0.1, "b1": 0.9}, "layers": (1, 2)}
-    for name, path in {"name": "optimizer.learning_rat", "index": "layers[2]", "below_a_leaf": "optimizer.b1.x"}.items():
+    for name, path in {
+        "name": "optimizer.learning_rat",
+        "index": "layers[2]",
+        "below_a_leaf": "optimizer.b1.x",
+    }.items():
         with pytest.raises(PathError) as caught:
             get(tree, path)
         snapshot(name, str(caught.value))
@@ -204,5 +229,11 @@ def test_named_leaves_follow_jax():
 
 def test_keys_of_every_kind():
     util = jax.tree_util
-    path = (util.GetAttrKey("a"), util.SequenceKey(1), util.DictKey("b"), util.FlattenedIndexKey(2), util.DictKey((1, 2)))
+    path = (
+        util.GetAttrKey("a"),
+        util.SequenceKey(1),
+        util.DictKey("b"),
+        util.FlattenedIndexKey(2),
+        util.DictKey((1, 2)),
+    )
     assert keys_of((*path, "odd")) == ("a", 1, "b", 2, "(1, 2)", "odd")

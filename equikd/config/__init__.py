@@ -1,7 +1,8 @@
 """Configs: plain data that is also a JAX pytree.
 
-`config` makes a frozen dataclass whose floats are traced leaves; `lazy` writes a call down instead of making it; `resolve`
-makes the calls, on the host or inside a trace. `override`, `diff`, `to_json` and `from_json` edit, compare and store.
+`config` makes a frozen dataclass whose floats are traced leaves; `lazy` writes a call down instead of making it;
+`resolve` makes the calls, on the host or inside a trace. `override`, `diff`, `to_json` and `from_json` edit, compare
+and store.
 """
 
 from equikd.config._cli import cli as cli

@@ -1,4 +1,4 @@
-"""Config classes: frozen dataclasses that are pytrees, whose floats are traced leaves and whose other fields are static.
+"""Config classes: frozen dataclasses that are pytrees, whose floats are traced leaves; their other fields are static.
 
     @ek.config.config
     class Opt:
@@ -6,15 +6,16 @@
         '''Peak step size.'''
         steps: int = 100
 
-`Opt().learning_rate` is the Python float 0.001 everywhere outside a trace. Flattening wraps the floats of an instance in
-strong 0-d arrays, in one transfer, once, and keeps them; inside `jit`, `vmap` or `grad` the field is the tracer. So any
-float may change without a recompile, while `steps` is part of the program. Unflattening never calls the constructor:
-whatever a transformation puts into the leaves passes through. `validate(self)`, where defined, is run on the host over
-the whole tree by `ek.config.validate`. Cost: about 0.4 ms once for 20 floats, then 4 us a flatten.
+`Opt().learning_rate` is the Python float 0.001 everywhere outside a trace. Flattening wraps the floats of an instance
+in strong 0-d arrays, in one transfer, once, and keeps them; inside `jit`, `vmap` or `grad` the field is the tracer. So
+any float may change without a recompile, while `steps` is part of the program. Unflattening never calls the
+constructor: whatever a transformation puts into the leaves passes through. `validate(self)`, where defined, is run on
+the host over the whole tree by `ek.config.validate`. Cost: about 0.4 ms once for 20 floats, then 4 us a flatten.
 """
 
 import dataclasses
 import functools
+import inspect
 import re
 import sys
 import types
@@ -38,7 +39,9 @@ from equikd.errors import ConfigError, message, report
 T = TypeVar("T")
 
 
-def field(*, static: bool = False, dynamic: bool = False, opaque: bool = False, unsigned: bool = False, **kw: Any) -> Any:
+def field(
+    *, static: bool = False, dynamic: bool = False, opaque: bool = False, unsigned: bool = False, **kw: Any
+) -> Any:
     """A field of a config class with a role of its own; other arguments go to `dataclasses.field`.
 
     Args:
@@ -109,9 +112,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     names = ("__eq__", "__hash__", "__getstate__", "__setstate__", "tree_items", "tree_replace")
     for name, method in zip(names, methods, strict=True):
         setattr(cls, name, method)
-    jax.tree_util.register_pytree_with_keys(
-        cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
-    )
+    jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten)
     return cls
 
 
@@ -124,7 +125,7 @@ class _Class:
         self.code = None
         if frame.f_locals is not frame.f_globals:  # a class made in a function: keep what its annotations may mean
             self.code = frame.f_code
-            words = set(re.findall(r"\w+", " ".join(map(str, cls.__dict__.get("__annotations__", {}).values()))))
+            words = set(re.findall(r"\w+", " ".join(map(str, inspect.get_annotations(cls).values()))))
             self.local = {name: value for name, value in frame.f_locals.items() if name in words}
 
     @functools.cached_property
@@ -163,7 +164,9 @@ class _Class:
         for f in dataclasses.fields(self.cls):
             where = f"{self.cls.__qualname__}.{f.name}"
             if not f.init:
-                raise ConfigError(message(f"{where}: a config field is an argument of the constructor", got="init=False"))
+                raise ConfigError(
+                    message(f"{where}: a config field is an argument of the constructor", got="init=False")
+                )
             try:
                 made[f.name] = make_plan(annotations[f.name], **f.metadata.get("equikd", {}))
             except ConfigError as error:
@@ -238,7 +241,7 @@ def _flatten(self: Any) -> tuple[tuple[Any, ...], Aux]:
     return cached[1]
 
 
-def _flatten_with_keys(self: Any) -> tuple[tuple[tuple[GetAttrKey, Any], ...], Aux]:
+def _flatten_with_keys(self: Any) -> tuple[tuple[tuple[Any, Any], ...], Aux]:
     children, aux = _flatten(self)
     return tuple((GetAttrKey(name), child) for name, child in zip(aux.children, children, strict=True)), aux
 

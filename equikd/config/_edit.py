@@ -1,7 +1,7 @@
 """Editing configs: `override` sets values by path, `diff` lists what differs, `with_defaults` spells defaults out.
 
-Configs and nodes are immutable; every edit is a copy. Roles are fixed when a value is written and kept by edits: where a
-float stands, `1` becomes `1.0`; a string there is an error.
+Configs and nodes are immutable; every edit is a copy. Roles are fixed when a value is written and kept by edits: where
+a float stands, `1` becomes `1.0`; a string there is an error; what is pinned stays pinned.
 """
 
 import inspect
@@ -216,9 +216,7 @@ def _differences(before: Any, after: Any, at: tuple[Any, ...]) -> list[Differenc
     first, second = items(before), items(after)
     keys = list(dict.fromkeys([*first, *second]))
     return [
-        found
-        for key in keys
-        for found in _differences(first.get(key, MISSING), second.get(key, MISSING), (*at, key))
+        found for key in keys for found in _differences(first.get(key, MISSING), second.get(key, MISSING), (*at, key))
     ]
 
 
@@ -268,4 +266,14 @@ def flatten(cfg: Any) -> dict[str, Any]:
     return {join(at): value for at, value in walk(cfg) if at and not items(value)}
 
 
-__all__ = ["Difference", "Differences", "diff", "display_name", "flatten", "listing", "override", "spell", "with_defaults"]
+__all__ = [
+    "Difference",
+    "Differences",
+    "diff",
+    "display_name",
+    "flatten",
+    "listing",
+    "override",
+    "spell",
+    "with_defaults",
+]

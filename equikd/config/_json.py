@@ -2,10 +2,11 @@
 
     {"__format__": 1, "__qualname__": "optax:adamw", "learning_rate": 0.0003}
 
-Configs and nodes are objects that name their class or function; arguments by position stand under `"[0]"`. A tuple is an
-array. What JSON cannot hold has a marked form: `{"__float__": "nan"}`, `{"__name__": "jax.nn:relu"}`, `{"__ref__": ...}`,
-`{"__pin__": ...}`. Reading a config imports the names in it, so a config from somebody else is code; `allow` restricts
-the packages.
+Configs and nodes are objects that name their class or function; arguments by position stand under `"[0]"`. A tuple is
+an array. What JSON cannot hold has a marked form: `{"__float__": "nan"}`, `{"__name__": "jax.nn:relu"}`, `{"__ref__":
+...}`, `{"__pin__": ...}`. Reading a config imports the names in it and calls nothing but config classes and frozen
+dataclasses; still, a config from somebody else is code, since `resolve` makes its calls. `allow` restricts the
+packages.
 """
 
 import base64
@@ -27,7 +28,7 @@ from equikd.config._names import display_name, import_object, public_name
 from equikd.config._node import Node, build, parts, pin, ref
 from equikd.config._roles import is_uncalled
 from equikd.config._validate import check_names
-from equikd.config._values import Pin, Ref, is_config, is_node, typed_key
+from equikd.config._values import Pin, Ref, is_config, is_frozen, is_node, typed_key
 from equikd.errors import ConfigError, EquikdError, listing, message, report
 from equikd.tree import Path, join
 
@@ -81,7 +82,7 @@ class _Writer:
         if type(value) is dict:
             return self._dict(value, at)
         if is_node(value):
-            return self._node(value, at)
+            return self._node(value, at)  # pyright: ignore[reportArgumentType]  # is_node says so
         if is_config(value):
             return {"__qualname__": self._name(type(value), at)} | self._fields(value, at)
         return self._marked(value, at)
@@ -111,7 +112,9 @@ class _Writer:
             digest = _digest(array)
             arrays[jax.tree_util.keystr(keys)] = {"dtype": array.dtype.name, "shape": list(array.shape), "hash": digest}
         self.errors.append(
-            message(f"{join(at)}: holds arrays, which JSON does not", fix="write a node that loads them: ek.lazy(load)(...)")
+            message(
+                f"{join(at)}: holds arrays, which JSON does not", fix="write a node that loads them: ek.lazy(load)(...)"
+            )
         )
         return {"__opaque__": arrays}
 
@@ -132,13 +135,15 @@ class _Writer:
         if isinstance(value, complex):
             return {"__complex__": [self.write(value.real, at), self.write(value.imag, at)]}
         if isinstance(value, pathlib.PurePath):
-            return {"__path__": str(value)} | ({} if isinstance(value, pathlib.Path) else {"pure": type(value).__name__})
+            return {"__path__": str(value)} | (
+                {} if isinstance(value, pathlib.Path) else {"pure": type(value).__name__}
+            )
         if value is Ellipsis:
             return {"__ellipsis__": True}
         if isinstance(value, jax.Array | np.ndarray) and not isinstance(value, Tracer) and value.ndim == 0:
             return self.write(float(str(np.asarray(value)[()])), at)
         if is_uncalled(value):
-            return self.write(value.__equikd_target__, at)
+            return self.write(value.__equikd_target__, at)  # pyright: ignore[reportAttributeAccessIssue]
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "__qualname__"):
             fields = {f.name: self.write(getattr(value, f.name), (*at, f.name)) for f in dataclasses.fields(value)}
             return {"__dataclass__": self._name(type(value), at), **fields}
@@ -178,7 +183,12 @@ def from_json(text: str, *, allow: Iterable[str] | None = None) -> Any:
         version = plain.pop("__format__", FORMAT)
         if version != FORMAT:
             raise ConfigError(
-                message("unknown format of a config", got=f"__format__ {version!r}", expected=str(FORMAT), fix="update equikd")
+                message(
+                    "unknown format of a config",
+                    got=f"__format__ {version!r}",
+                    expected=str(FORMAT),
+                    fix="update equikd",
+                )
             )
     try:
         return _Reader(None if allow is None else tuple(allow)).read(plain, ())
@@ -203,6 +213,7 @@ class _Reader:
 
     def __init__(self, allow: tuple[str, ...] | None) -> None:
         self.allow = allow
+        self.allowed = f"one of {listing(allow or ())}"
 
     def read(self, plain: Any, at: Path) -> Any:
         if isinstance(plain, list):
@@ -232,13 +243,17 @@ class _Reader:
         where = join(at) or "the config"
         if isinstance(name, dict) and "__unloadable__" in name:
             raise ConfigError(
-                message(f"{where}: {name['__unloadable__']} exists only in the process that wrote this config",
-                        fix="move it to the top level of a module, and write the config again")
+                message(
+                    f"{where}: {name['__unloadable__']} exists only in the process that wrote this config",
+                    fix="move it to the top level of a module, and write the config again",
+                )
             )
         if not isinstance(name, str):
             raise ConfigError(message(f"{where}: malformed name", got=repr(name)[:100], expected="'module:attribute'"))
         if not self._allows(name):
-            raise ConfigError(message(f"{where}: {name} is not from an allowed package", expected=f"one of {listing(self.allow)}"))
+            raise ConfigError(
+                message(f"{where}: {name} is not from an allowed package", expected=self.allowed)
+            )
         try:
             thing = import_object(name)
             origin = public_name(thing)  # refuses what could not be written again: constants, names of __main__
@@ -246,7 +261,10 @@ class _Reader:
             raise ConfigError(f"{where}: {error}") from error
         if not self._allows(origin):  # a package may hold what it has imported from elsewhere
             raise ConfigError(
-                message(f"{where}: {name} is {origin}, not from an allowed package", expected=f"one of {listing(self.allow)}")
+                message(
+                    f"{where}: {name} is {origin}, not from an allowed package",
+                    expected=self.allowed,
+                )
             )
         return thing
 
@@ -279,7 +297,7 @@ class _Reader:
 
 def _read_dataclass(reader: _Reader, name: Any, plain: dict[str, Any], at: Path) -> Any:
     cls = reader.name(name, at)
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and is_frozen(cls)):
         raise ConfigError(message(f"{join(at)}: {name} is not a frozen dataclass", got=display_name(cls)))
     fields = {key: reader.read(part, (*at, key)) for key, part in plain.items() if key != "__dataclass__"}
     try:

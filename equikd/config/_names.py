@@ -1,8 +1,8 @@
 """Names of importable things: `optax:adamw` is what `optax._src.alias.adamw` is called in public.
 
-A name is written only if importing it gives back the same object, so a config that was written can be read. The shortest
-public path wins (`optax:adamw`, `equinox.nn:MLP`), so files keep loading when a private module moves. Reading a name
-imports its module: a config is code, see `from_json`.
+A name is written only if importing it gives back the same object, so a config that was written can be read. The
+shortest public path wins (`optax:adamw`, `equinox.nn:MLP`), so files keep loading when a private module moves. Reading
+a name imports its module: a config is code, see `from_json`.
 """
 
 import enum
@@ -216,7 +216,9 @@ def import_object(name: str) -> Any:
     try:
         value = importlib.import_module(module)
     except Exception as error:  # whatever the module raises while it is imported
-        raise ConfigError(message(f"{name!r}: cannot import {module}", got=f"{type(error).__name__}: {error}")) from error
+        raise ConfigError(
+            message(f"{name!r}: cannot import {module}", got=f"{type(error).__name__}: {error}")
+        ) from error
     for part in attribute.split(".") if attribute else ():
         if not hasattr(value, part):
             raise ConfigError(
@@ -224,5 +226,7 @@ def import_object(name: str) -> Any:
             )
         value = getattr(value, part)
         if isinstance(value, types.ModuleType):  # one spelling; and an allowed package leads nowhere else
-            raise ConfigError(message(f"{name!r} is a module", fix=f"write the module before the colon: {value.__name__}:..."))
+            raise ConfigError(
+                message(f"{name!r} is a module", fix=f"write the module before the colon: {value.__name__}:...")
+            )
     return value

@@ -1,7 +1,7 @@
 """Nodes: a call written down instead of made.
 
-`lazy(optax.adamw)(learning_rate=3e-4)` is a node: plain data that says which function to call with which arguments, and a
-pytree whose leaves are the floats among them. It is typed as what the call returns, so editors complete its arguments
+`lazy(optax.adamw)(learning_rate=3e-4)` is a node: plain data that says which function to call with which arguments, and
+a pytree whose leaves are the floats among them. It is typed as what the call returns, so editors complete its arguments
 and checkers check them. A node may be called (a call of a call), and an uncalled `lazy(jax.nn.relu)` is just a name.
 
 Arguments that the signature names are addressed by name however they were written (`optimizer.learning_rate`), those it
@@ -76,7 +76,9 @@ class Node:
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(message(f"{name}: a node is immutable", fix=f"ek.override(cfg, {{'...{name}': {value!r}}})"))
+        raise AttributeError(
+            message(f"{name}: a node is immutable", fix=f"ek.override(cfg, {{'...{name}': {value!r}}})")
+        )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return build(self, args, kwargs)
@@ -218,8 +220,14 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
     signature, _ = (None, {}) if is_node(function) else signature_of(function)
     odd = [name for name in kwargs if name.startswith(("__", "["))]  # JSON has these for itself
     if odd:
-        raise ConfigError(message(f"{_short_name(function)}: {odd[0]!r} cannot be the name of an argument", where=where))
-    named = dict(enumerate(args)) | dict(sorted(kwargs.items())) if signature is None else _bind(function, signature, args, kwargs, where)
+        raise ConfigError(
+            message(f"{_short_name(function)}: {odd[0]!r} cannot be the name of an argument", where=where)
+        )
+    named = (
+        dict(enumerate(args)) | dict(sorted(kwargs.items()))
+        if signature is None
+        else _bind(function, signature, args, kwargs, where)
+    )
     errors, values = [], {}
     for key, value in named.items():
         try:
@@ -263,7 +271,9 @@ def _bind(function: Any, signature: inspect.Signature, args: Any, kwargs: Any, w
     positional = len(args) if inspect.Parameter.VAR_POSITIONAL in kinds.values() else 0
     if positional:
         named.update(enumerate(args))
-        bound = {name: value for name, value in bound.items() if name in kwargs or kinds[name] is kinds[name].VAR_KEYWORD}
+        bound = {
+            name: value for name, value in bound.items() if name in kwargs or kinds[name] is kinds[name].VAR_KEYWORD
+        }
     for name, value in bound.items():
         if kinds[name] is inspect.Parameter.VAR_KEYWORD:
             named.update(sorted(value.items()))
@@ -300,7 +310,9 @@ class _Lazy:
         if not hasattr(target, name):
             raise ConfigError(
                 message(
-                    f"{display_name(target).rstrip(':')} has no {name!r}", where=_caller(), near=nearest(name, dir(target))
+                    f"{display_name(target).rstrip(':')} has no {name!r}",
+                    where=_caller(),
+                    near=nearest(name, dir(target)),
                 )
             )
         return _Lazy(getattr(target, name))
@@ -334,8 +346,8 @@ def lazy(target: Any, /) -> Any:
 
     Returns:
         Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. A module class is typed
-        as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are checked when the
-        node is written all the same.
+        as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are checked when
+        the node is written all the same.
 
     Raises:
         ConfigError: `target` is neither; or, at the call, the arguments do not fit.

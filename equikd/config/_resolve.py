@@ -53,7 +53,12 @@ class Resolver:
     """One resolution of parts of one config: what is built at a path is built once."""
 
     def __init__(
-        self, root: Any, *, key: jax.Array | None = None, base: Path = (), seen: Callable[[str, Any], None] | None = None
+        self,
+        root: Any,
+        *,
+        key: jax.Array | None = None,
+        base: Path = (),
+        seen: Callable[[str, Any], None] | None = None,
     ) -> None:
         self.root, self.key, self.base, self.seen = root, key, base, seen
         self.built: dict[Path, Any] = {}
@@ -163,8 +168,8 @@ def target_of(root: Any, path: str) -> tuple[Any, Path]:
         return outside[path], ("referred", path)
     value, where = root, ()
     try:
-        for key in parse(path):
-            key = find(value, key, where)  # one spelling of each place, so that what stands there is built once
+        for written in parse(path):
+            key = find(value, written, where)  # one spelling of each place, so that what stands there is built once
             value, where = items(value)[key], (*where, key)
     except PathError as error:
         raise ConfigError(message(f"ref({path!r}) leads nowhere", got=str(error))) from None

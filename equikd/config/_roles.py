@@ -81,6 +81,8 @@ def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque
     if dynamic and _bare(annotation) is int:
         return Plan("integer", annotation, unsigned=bool(options.get("unsigned")))
     made = _plan(annotation)
+    if made.kind == "static":
+        return Plan("static", annotation)  # as it was written: KeyPath, not str
     if _is_optional_float(made) and not dynamic:
         return Plan("static", annotation)
     return made

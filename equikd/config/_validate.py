@@ -19,7 +19,9 @@ def check_names(cls: type, names: Any, where: str) -> None:
     """Refuse names that are no fields, and required fields without a value, all at once."""
     known = plans(cls)
     errors = [
-        message(f"{where}: {cls.__qualname__} has no field {name!r}", near=nearest(name, known), expected=listing(known))
+        message(
+            f"{where}: {cls.__qualname__} has no field {name!r}", near=nearest(name, known), expected=listing(known)
+        )
         for name in names
         if name not in known
     ]
@@ -67,7 +69,9 @@ def validate(cfg: T, path: str = "") -> T:
         try:
             check(_substituted(value, cfg))
         except jax.errors.ConcretizationTypeError as error:
-            raise ConfigError(message(f"{where}: validate was called inside a trace", fix="call it outside jit")) from error
+            raise ConfigError(
+                message(f"{where}: validate was called inside a trace", fix="call it outside jit")
+            ) from error
         except (AssertionError, ValueError, TypeError, EquikdError) as error:
             failures.append(f"{where}: {error}")
     if failures:
@@ -118,7 +122,7 @@ def host(cfg: T) -> T:
     def to_python(value: Any) -> Any:
         if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray) or np.ndim(value):
             return value
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
         array = np.asarray(value)
         return array.item() if array.dtype.kind in "iubc" else _shortest(array)

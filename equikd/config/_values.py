@@ -4,8 +4,8 @@ A config holds plain data: `None`, bools, ints, floats, strings, enums, dtypes, 
 tuples and string-keyed dicts of these, hashable frozen dataclasses, other configs, nodes, references and pins. Whatever
 has been *built* (an optimizer, a module, an array, an open file) is refused with what to write instead.
 
-JAX compares the static parts of a program with `==`, and so takes `1` for `True`, `0.0` for `-0.0`, and never finds `nan`
-again. `typed_key` compares by type and value.
+JAX compares the static parts of a program with `==`, and so takes `1` for `True`, `0.0` for `-0.0`, and never finds
+`nan` again. `typed_key` compares by type and value.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def typed_key(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return (kind, value.name)
     hash(value)
-    if _is_frozen_dataclass(value) and value.__dataclass_params__.eq:  # its own == takes 1 for True as well
+    if is_frozen(type(value)) and value.__dataclass_params__.eq:  # its own == takes 1 for True as well
         fields = [f.name for f in dataclasses.fields(value) if f.compare]
         return (kind, tuple((name, typed_key(getattr(value, name))) for name in fields))
     return (kind, value)
@@ -208,7 +208,7 @@ def check_plain(value: Any, path: str) -> Any:
             )
         )
     if isinstance(value, jax.Array | np.ndarray):
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
         raise ConfigError(
             message(
                 f"{path}: got an array {_spec(value)}; arrays are data, not configuration",
@@ -230,7 +230,7 @@ def check_plain(value: Any, path: str) -> Any:
         raise ConfigError(_built_message(value, path))
     if callable(value) and (hasattr(value, "__qualname__") or hasattr(value, "__name__")):
         return value
-    if _is_frozen_dataclass(value):
+    if is_frozen(type(value)):
         try:
             typed_key(value)
         except TypeError:
@@ -251,8 +251,9 @@ def _is_built(value: Any) -> bool:
     return named_tuple or isinstance(value, io.IOBase) or (isinstance(value, eqx.Module) and not wrapper)
 
 
-def _is_frozen_dataclass(value: Any) -> bool:
-    parameters = getattr(type(value), "__dataclass_params__", None)
+def is_frozen(cls: type) -> bool:
+    """Whether a class is a frozen dataclass."""
+    parameters = getattr(cls, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
 
@@ -267,15 +268,18 @@ def _built_message(value: Any, path: str) -> str:
     elif isinstance(value, np.random.Generator):
         fix = "write a seed, or the call instead of making it: ek.lazy(np.random.default_rng)(0)"
     elif isinstance(value, functools.partial):
-        fix = f"write a node of a function that returns it, or name one: ek.lazy({display_name(value.func).partition(':')[2]})"
+        name = display_name(value.func).partition(":")[2]
+        fix = f"write a node of a function that returns it, or name one: ek.lazy({name})"
     elif isinstance(value, eqx.Module):
-        fix = f"write the call instead of making it: ek.lazy({kind.__name__})(...); a live model is an argument of init or train"
+        fix = f"write the call instead of making it: ek.lazy({kind.__name__})(...)"
+        fix += "; a live model is an argument of init or train"
     elif dataclasses.is_dataclass(value):
         fix = f"decorate {kind.__qualname__} with @ek.config.config"
     else:
         fix = f"write the call instead of making it: ek.lazy({kind.__name__})(...)"
     return message(
-        f"{path}: got a built {display_name(kind).removeprefix('builtins:')} object; a config describes, it holds nothing built",
+        f"{path}: got a built {display_name(kind).removeprefix('builtins:')} object; "
+        "a config describes, it holds nothing built",
         got=_short(value),
         expected="plain data, a config or a node",
         fix=fix,

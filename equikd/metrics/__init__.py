@@ -7,10 +7,10 @@ by the rules of their fields; the merged state computes the value. `_state.py` h
 from equikd.metrics._aux import Aux as Aux
 from equikd.metrics._aux import EvalWeights as EvalWeights
 from equikd.metrics._aux import StepTotals as StepTotals
+from equikd.metrics._average import Average as Average
 from equikd.metrics._base import Metric as Metric
 from equikd.metrics._classification import Accuracy as Accuracy
 from equikd.metrics._general import Mean as Mean
-from equikd.metrics._state import Average as Average
 from equikd.metrics._state import State as State
 from equikd.metrics._state import empty_state as empty_state
 from equikd.metrics._state import max_field as max_field

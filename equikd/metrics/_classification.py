@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Integer
 
 from equikd.config import config
+from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._state import Average
 from equikd.typing import Array, Bool, Float, Num
 from equikd.wiring import KeyPath
 

@@ -1,8 +1,8 @@
 """Metrics of plain values: the mean over all rows that count."""
 
 from equikd.config import config
+from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._state import Average
 from equikd.typing import Array, Bool, Shaped
 from equikd.wiring import KeyPath
 

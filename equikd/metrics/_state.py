@@ -9,7 +9,7 @@
 
 Each field says how it merges, and everything else follows: `a.merge(b)` (or `a | b`) is associative, `empty_state`
 makes its identity from shapes alone, and a state is a pytree that jit, vmap and scan carry. A mean is therefore a sum
-and a count, divided at the end by `compute`, never a mean of means. `Average` is that state, for values under a mask.
+and a count, divided at the end by `compute`, never a mean of means: see `_average.py`.
 """
 
 import abc
@@ -28,7 +28,6 @@ import numpy as np
 
 from equikd.config._values import typed_key
 from equikd.errors import ConfigError, WiringError, message, report
-from equikd.typing import Array, Bool, Inexact, Int, Shaped
 
 S = TypeVar("S", bound="State")
 T = TypeVar("T")
@@ -96,6 +95,7 @@ def sum_field() -> Any:
     """A field that adds up; an array, or a pytree of arrays.
 
     Example:
+        >>> from equikd.typing import Array, Int
         >>> class Seen(State):
         ...     count: Int[Array, ""] = sum_field()
         ...     def compute(self):
@@ -110,6 +110,7 @@ def min_field() -> Any:
     """A field that keeps the smaller value, element by element; empty, it is +inf or the largest int.
 
     Example:
+        >>> from equikd.typing import Array, Int
         >>> class Lowest(State):
         ...     value: Int[Array, ""] = min_field()
         ...     def compute(self):
@@ -124,6 +125,7 @@ def max_field() -> Any:
     """A field that keeps the larger value, element by element; empty, it is -inf or the smallest int.
 
     Example:
+        >>> from equikd.typing import Array, Int
         >>> class Highest(State):
         ...     value: Int[Array, ""] = max_field()
         ...     def compute(self):
@@ -138,6 +140,7 @@ def state_field() -> Any:
     """A field that holds another state, merged by its own rules.
 
     Example:
+        >>> from equikd.metrics import Average
         >>> class Pair(State):
         ...     left: Average = state_field()
         ...     right: Average = state_field()
@@ -156,6 +159,7 @@ def static_field(**options: Any) -> Any:
         **options: `default` and the like, as in `dataclasses.field`.
 
     Example:
+        >>> from equikd.typing import Array, Int
         >>> class Count(State):
         ...     value: Int[Array, " k"] = sum_field()
         ...     k: int = static_field(default=3)
@@ -174,8 +178,9 @@ class State(eqx.Module):
         ConfigError: a class is made with a field that does not say how it merges; names field and choices.
 
     Example:
+        >>> from equikd.typing import Array, Float
         >>> class Total(State):
-        ...     value: Inexact[Array, ""] = sum_field()
+        ...     value: Float[Array, ""] = sum_field()
         ...     def compute(self):
         ...         return self.value
         >>> (Total(jnp.ones(())) | Total(jnp.ones(()))).compute().item()
@@ -236,6 +241,7 @@ def empty_state(shapes: T) -> T:
         WiringError: a leaf belongs to no state, or a sum is over bools.
 
     Example:
+        >>> from equikd.metrics import Average
         >>> empty_state(jax.eval_shape(Average.of, jnp.ones(3))).count
         array(0, dtype=int32)
     """
@@ -301,84 +307,3 @@ def _quiet(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(self)
 
     return call
-
-
-def masked_sum(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> tuple[Inexact[Array, ""], Int[Array, ""]]:
-    """Sum and count of what a mask keeps; what it leaves out may hold nan or inf.
-
-    Values with more axes than the mask are averaged over those first: the count is then that of the mask alone, and
-    does not run out of int32 after a few hundred batches of images.
-
-    Args:
-        values: any numeric or bool dtype, `*m *n`.
-        mask: bool, `*m`.
-
-    Returns:
-        The sum in float32 (float64 for 64-bit values), and the int32 count of true elements of `mask`.
-
-    Raises:
-        WiringError: `mask` is not bool, or its axes are not the first axes of `values`; names both shapes.
-
-    Example:
-        >>> total, count = masked_sum(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True]))
-        >>> total.item(), count.item()
-        (4.0, 2)
-    """
-    values, mask = jnp.asarray(values), jnp.asarray(mask)
-    if mask.dtype != jnp.bool_:
-        raise WiringError(message("a mask is bool", got=str(mask.dtype), fix="compare: x > 0"))
-    if values.shape[: mask.ndim] != mask.shape:
-        options = [list(values.shape[:n]) for n in range(1, values.ndim + 1)] or [[]]
-        raise WiringError(
-            message(
-                "the mask does not fit the values",
-                got=f"mask {list(mask.shape)}, values {list(values.shape)}",
-                expected="a mask of shape " + " or ".join(map(str, options)) + ", the first axes of the values",
-            )
-        )
-    keep = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
-    total = jnp.where(keep, values, jnp.zeros_like(values)).sum(dtype=_sum_dtype(values.dtype))
-    each = math.prod(values.shape[mask.ndim :])
-    if each > 1:
-        total = total / each
-    return total, mask.sum(dtype=jnp.int32) if each else jnp.zeros((), jnp.int32)
-
-
-def _sum_dtype(dtype: Any) -> Any:
-    """At least float32: a bf16 sum sticks at 256, and a mean over ints is no int."""
-    wide = jnp.issubdtype(dtype, jnp.inexact) and np.dtype(dtype).itemsize >= 4
-    return dtype if wide else jnp.float32
-
-
-class Average(State):
-    """The mean of values under a mask, as their sum and count.
-
-    Attributes:
-        total: sum over the rows that the mask keeps, float32 (float64 for 64-bit values).
-        count: how many those are, int32.
-
-    Example:
-        >>> first, second = Average.of(jnp.array([1.0, 2.0])), Average.of(jnp.array([6.0]))
-        >>> (first | second).compute().item()
-        3.0
-    """
-
-    total: Inexact[Array, ""] = sum_field()
-    count: Int[Array, ""] = sum_field()
-
-    @classmethod
-    def of(cls, values: Shaped[Array, "..."], mask: Bool[Array, "..."] | None = None) -> "Average":
-        """The state of these values; see `masked_sum`.
-
-        Args:
-            values: any numeric or bool dtype, `*m *n`; the axes `*n` are averaged over.
-            mask: which values are present, bool `*m`; all by default.
-
-        Raises:
-            WiringError: the axes of `mask` are not the first axes of `values`.
-        """
-        return cls(*masked_sum(values, jnp.ones(jnp.shape(values)[:1], bool) if mask is None else mask))
-
-    def compute(self) -> Inexact[Array, ""]:
-        """The mean, total / count; nan of nothing."""
-        return self.total / self.count.astype(self.total.dtype)

@@ -1,9 +1,9 @@
 """Models: calling an Equinox model on a batch, and deciding which of its leaves are trained.
 
-A model is any `eqx.Module` written for one example; the trainer maps it over the batch axis (`axis_name="batch"`), fills
-its inputs by key path, hands out PRNG keys, threads `eqx.nn.State` and switches inference mode. The *untraced twin* is
-the same model built once with Python floats under `eval_shape`; what is an array there is a parameter, what is a Python
-float there is a hyperparameter, which is never trained.
+A model is any `eqx.Module` (or function) written for one example; the trainer maps it over the batch axis
+(`axis_name="batch"`), fills its inputs by key path, hands out PRNG keys, threads `eqx.nn.State` and switches inference
+mode. The *untraced twin* is the same model built once with Python floats under `eval_shape`; what is an array there is
+a parameter, what is a Python float there is a hyperparameter, which is never trained.
 """
 
 from equikd.model._call import call as call

@@ -71,7 +71,8 @@ def input_paths(
     expected = f"arguments of its call: {listing(n for n, p in parameters.items() if p.kind not in _STARRED) or 'none'}"
 
     def unknown(what: str, name: str) -> str:
-        return message(f"{what}: {name_of(model)} has no argument {name!r}", near=nearest(name, parameters), expected=expected)
+        text = f"{what}: {name_of(model)} has no argument {name!r}"
+        return message(text, near=nearest(name, parameters), expected=expected)
 
     errors = [
         unknown(f"inputs.{name} = {path!r}", name)
@@ -205,7 +206,7 @@ def call(
     return preds, new_state if threads else model_state
 
 
-def _wants(parameters: Mapping[str, inspect.Parameter], name: str, arguments: Mapping[str, Any], has_value: bool) -> bool:
+def _wants(parameters: Mapping[str, inspect.Parameter], name: str, arguments: dict[str, Any], has_value: bool) -> bool:
     """Whether the trainer fills an argument: where there is a value for it, or the call cannot do without."""
     if name not in parameters or name in arguments or parameters[name].kind in _STARRED:
         return False

@@ -1,11 +1,12 @@
 """The floats that a model's construction reads, and which of them are to blame when something cannot be traced.
 
-Under a trace a float of the config is a tracer. Where Python needs its value (`if p > 0`), or where it ends up in a place
-that no trace can fill, somebody has to pin it, and wants to be told which one. `blamed` finds out: it does the same again
-with one float traced at a time. That costs a trace for each float, and only errors pay it.
+Under a trace a float of the config is a tracer. Where Python needs its value (`if p > 0`), or where it ends up in a
+place that no trace can fill, somebody has to pin it, and wants to be told which one. `blamed` finds out: it does the
+same again with one float traced at a time. That costs a trace for each float, and only errors pay it.
 """
 
 import traceback
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,9 @@ NEEDS_VALUE = (
     jax.errors.TracerArrayConversionError,  # numpy on a tracer
     jax.errors.TracerIntegerConversionError,
 )
+
+
+_MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype")
 
 
 def spelled(path: str) -> str:
@@ -48,9 +52,9 @@ def reached(config: Any) -> dict[str, Any]:
     return fields
 
 
-def float_leaves(config: Any) -> dict[str, int]:
-    """Path -> position among the leaves, of the floats that the model of a step's config may read."""
-    fields = reached(config)
+def float_leaves(config: Any, *, everywhere: bool = False) -> dict[str, int]:
+    """Path -> position among the leaves, of the floats that the model of a step's config may read, or of all."""
+    fields = vars(config) if everywhere else reached(config)
     return {
         path: index
         for index, (path, leaf) in enumerate(named_leaves(config).items())
@@ -64,15 +68,16 @@ def with_floats(config: Any, floats: dict[int, Any]) -> Any:
     return tree.unflatten([floats[i] if i in floats else leaf.item() for i, leaf in enumerate(leaves)])
 
 
-def blamed(config: Any, fails: Callable[[Any], bool]) -> list[str]:
+def blamed(config: Any, fails: Callable[[Any], bool], *, everywhere: bool = False) -> list[str]:
     """Paths of the floats with which, traced alone, something fails.
 
     Args:
         config: the part of a trainer that enters its step.
         fails: called inside a trace, with a config of which one float is traced.
+        everywhere: look at all floats, not only at those that the model may read.
     """
     found = []
-    for path, index in float_leaves(config).items():
+    for path, index in float_leaves(config, everywhere=everywhere).items():
         verdict: list[bool] = []
 
         def probe(value: Any, index: int = index, verdict: list[bool] = verdict) -> None:
@@ -95,13 +100,14 @@ def _value(config: Any, path: str) -> str:
     return repr(value) if type(value) is float else "..."
 
 
-def explain(error: Exception, config: Any, run: Callable[[Any], Any]) -> None:
+def explain(error: Exception, config: Any, run: Callable[[Any], Any], *, everywhere: bool = False) -> None:
     """Add to an error of `NEEDS_VALUE` which floats are to blame, where the value is needed, and how to pin them.
 
     Args:
         error: what `run` raised with all floats traced.
         config: the part of a trainer that enters its step.
         run: what raised it, a function of the config, called inside a trace.
+        everywhere: look at all floats, not only at those that the model may read.
     """
 
     def fails(config: Any) -> bool:
@@ -113,7 +119,7 @@ def explain(error: Exception, config: Any, run: Callable[[Any], Any]) -> None:
             return False
         return False
 
-    paths = blamed(config, fails)
+    paths = blamed(config, fails, everywhere=everywhere)
     if paths:
         error.add_note(
             message(
@@ -126,10 +132,15 @@ def explain(error: Exception, config: Any, run: Callable[[Any], Any]) -> None:
 
 def line_of(error: BaseException) -> str | None:
     """File and line of the innermost frame that is neither JAX's, Equinox's nor ours."""
-    outside = ("jax", "jaxlib", "equinox", "equikd", "jaxtyping", "beartype")
-    frames = [
+    lines = [
         f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in outside and not frame.f_code.co_filename.startswith("<")
+        if not _is_machinery(frame)
     ]
-    return frames[-1] if frames else None
+    return lines[-1] if lines else None
+
+
+def _is_machinery(frame: types.FrameType) -> bool:
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    ours = frame.f_globals.get("__name__", "").startswith("equikd.") and ".examples." not in frame.f_globals["__name__"]
+    return ours or package in _MACHINERY or frame.f_code.co_filename.startswith("<")

@@ -1,8 +1,8 @@
 """What a model holds outside its leaves: static fields, and what functions close over.
 
-Both are part of the compiled program. An array there would be frozen into it, a traced float would leak out of its trace,
-so both are looked for and refused with the path. Only a Python float that a module keeps in a static field as it was given
-is taken as what it is: a float that is static by the class's declaration.
+Both are part of the compiled program. An array there would be frozen into it, a traced float would leak out of its
+trace, so both are looked for and refused with the path. Only a Python float that a module keeps in a static field as it
+was given is taken as what it is: a float that is static by the class's declaration.
 """
 
 import dataclasses
@@ -168,13 +168,18 @@ _PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.dtype)
 
 
 def plain_parts(model: Any) -> dict[str, tuple[str, Any]]:
-    """Path -> (name, value) of the static values that two builds of one model have in common: numbers, strings, names."""
+    """Place -> (its name, value) of the static values that are alike in two builds of one model: numbers and names."""
     found = {}
     for place in places(model):
         for index, (part, closed_over) in enumerate(contents(place.value)):
-            if not closed_over and (part is None or isinstance(part, _PLAIN) or _is_named(part)):
+            if not closed_over and (is_plain(part) or _is_named(part)):
                 found[f"{place.path}#{index}"] = (place.name, part)
     return found
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a string or the like, which compares by value."""
+    return value is None or isinstance(value, _PLAIN)
 
 
 def _is_named(value: Any) -> bool:

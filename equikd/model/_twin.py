@@ -1,15 +1,16 @@
 """The untraced twin: which leaves of a model are trained, and which follow the config.
 
-A float in a model's node, a dropout rate say, is traced like any other, so in the traced build it looks like a parameter.
-The twin is the same model built once with Python floats under `eval_shape`: an inexact array there is *trainable*; a
-Python number there that is an array in the traced build is a *hyperparameter*, and so is every leaf below a config that
-the model holds. (A numpy scalar counts as the Python number it stands for, as in a config.) Of five ways to tell them
-apart only this one was right in all cases tried. Verdicts are positions among the leaves of the model.
+A float in a model's node, a dropout rate say, is traced like any other, so in the traced build it looks like a
+parameter. The twin is the same model built once with Python floats under `eval_shape`: an inexact array there is
+*trainable*; a Python number there that is an array in the traced build is a *hyperparameter*, and so is every leaf
+below a config that the model holds. (A numpy scalar counts as the Python number it stands for, as in a config.) Of five
+ways to tell them apart only this one was right in all cases tried. Verdicts are positions among the model's leaves.
 
-Floats that a module keeps in a static field (`eps` of the norm layers) cannot be traced: `static_floats` finds them, and
-the trainer pins them. What else depends on a traced float and is no leaf (a closure, a number computed for a static field,
-the structure itself) cannot follow the config, and is an error that asks for a pin. Trees of two builds are never combined
-(a lambda in a static field differs between builds): new leaves are put by path into the structure of the first.
+Floats that a module keeps in a static field (`eps` of the norm layers) cannot be traced: `static_floats` finds them,
+and the trainer pins them. What else depends on a traced float and is no leaf (a closure, a number computed for a static
+field, the structure itself) cannot follow the config, and is an error that asks for a pin. Trees of two builds are
+never combined (a lambda in a static field differs between builds): new leaves are put by path into the structure of the
+first.
 """
 
 import collections
@@ -36,7 +37,7 @@ from equikd.model._floats import (
     spelled,
     with_floats,
 )
-from equikd.model._static import given_floats, misplaced_arrays, plain_parts, refuse, same, traced_places
+from equikd.model._static import given_floats, is_plain, misplaced_arrays, plain_parts, refuse, same, traced_places
 from equikd.tree import named_leaves
 
 _BASE = ("model",)
@@ -60,28 +61,34 @@ class Twin:
     model: Any
     state: Any
 
-    def fit(self, model: Any, what: str = "the model") -> Any:
+    def fit(self, model: Any, *, live: bool = False) -> Any:
         """The leaves of another build, by path, in the structure of the first.
+
+        Args:
+            model: a build, from the same description unless `live`.
+            live: the caller made it, so that its static fields are compared too.
 
         Raises:
             ConfigError: a leaf is missing, new, or of another shape or dtype; or a static field has another value.
         """
+        what = "the live model" if live else "the model"
         given, first = named_leaves(model), dict(zip(self.paths, jax.tree.leaves(self.model), strict=True))
         hyper = {path for path, is_hyper in zip(self.paths, self.hyperparameter, strict=True) if is_hyper}
-        errors = [message(f"{what}: {path} is not there", expected=_spec(first[path])) for path in first if path not in given]
-        errors += [message(f"{what}: {path} is not part of trainer.model", got=_spec(given[path])) for path in given if path not in first]
+        gone, new = ([path for path in a if path not in b] for a, b in ((first, given), (given, first)))
+        errors = [message(f"{what}: {path} is not there", expected=_spec(first[path])) for path in gone]
+        errors += [message(f"{what}: {path} is not part of trainer.model", got=_spec(given[path])) for path in new]
         errors += [
             message(f"{what}: {path} is of another kind", got=_spec(given[path]), expected=_spec(leaf))
             for path, leaf in first.items()
             if path in given and path not in hyper and _is_shape(leaf) and _spec(given[path]) != _spec(leaf)
         ]
-        if not errors:
+        if live and not errors:
             errors = _other_statics(self.model, model, what)
         refuse(f"{what} does not have the structure of trainer.model", errors)
         leaves = [given[path] if _is_shape(leaf) or path in hyper else leaf for path, leaf in first.items()]
         return jax.tree.unflatten(jax.tree.structure(self.model), leaves)
 
-    def fit_state(self, state: Any, what: str = "the model") -> Any:
+    def fit_state(self, state: Any) -> Any:
         """The values of another build's `eqx.nn.State`, in the structure of the first.
 
         Raises:
@@ -90,15 +97,16 @@ class Twin:
         first, given = jax.tree.leaves(self.state), jax.tree.leaves(state)
         if list(map(_spec, first)) != list(map(_spec, given)):
             got, expected = (listing(map(_spec, leaves)) or "no state" for leaves in (given, first))
-            raise ConfigError(message(f"{what}: its eqx.nn.State is not that of trainer.model", got=got, expected=expected))
+            text = "the state of the live model is not that of trainer.model"
+            raise ConfigError(message(text, got=got, expected=expected))
         return jax.tree.unflatten(jax.tree.structure(self.state), given)
 
 
 def _other_statics(first: Any, model: Any, what: str) -> list[str]:
     wanted, given = plain_parts(first), plain_parts(model)
     return [
-        message(f"{what}: {(wanted.get(key) or given[key])[0]} differs", got=_static(given, key), expected=_static(wanted, key))
-        for key in dict.fromkeys([*wanted, *given])
+        message(f"{what}: {name} differs", got=_static(given, key), expected=_static(wanted, key))
+        for key, (name, _) in (wanted | given).items()
         if key not in wanted or key not in given or not same(wanted[key][1], given[key][1])
     ]
 
@@ -180,7 +188,9 @@ def static_floats(config: Any) -> dict[str, str]:
         config: the part of a trainer that enters its step, with nothing pinned yet.
     """
     positions = float_leaves(config)
-    return _cached(_static_floats, _static_key(config), lambda: _find_static_floats(config, positions)) if positions else {}
+    if not positions:
+        return {}
+    return _cached(_static_floats, _static_key(config), lambda: _find_static_floats(config, positions))
 
 
 def _find_static_floats(config: Any, positions: dict[str, int]) -> dict[str, str]:
@@ -229,7 +239,10 @@ def _make_twin(config: Any) -> Twin:
         explain(error, config, lambda config: build(config, jax.random.key(0)))
         raise
     if problems:
-        refuse(f"{len(problems)} things outside the leaves of the model depend on a traced float", _blaming(config, problems, shapes[0]))
+        refuse(
+            f"{len(problems)} things outside the leaves of the model depend on a traced float",
+            _blaming(config, problems, shapes[0]),
+        )
     return _verdicts(shapes, named_leaves(traced))
 
 
@@ -240,7 +253,7 @@ def _compared(first: Any, config: Any, key: jax.Array, problems: dict[str, str])
     leaves, wanted = named_leaves(model), named_leaves(first)
     apart = sorted(set(leaves) ^ set(wanted))
     if apart:
-        problems[""] = message("model: its structure depends on a traced float", got=f"only one of two builds has {listing(apart)}")
+        problems[""] = f"model: its structure depends on a traced float: only one of two builds has {listing(apart)}"
     statics, traced = plain_parts(first), plain_parts(model)
     other = {key: statics[key][0] for key in statics if key in traced and not same(statics[key][1], traced[key][1])}
     other |= {path: path for path, leaf in leaves.items() if path in wanted and _differs(wanted[path], leaf)}
@@ -252,9 +265,7 @@ def _differs(untraced: Any, traced: Any) -> bool:
     """Whether a leaf that is not to be traced comes out of two builds differently."""
     if isinstance(traced, jax.Array | np.ndarray):
         return not _is_shape(untraced) and not isinstance(untraced, bool | int | float | complex)
-    if callable(traced) or isinstance(traced, object) and type(traced) is object:
-        return False
-    return _is_shape(untraced) or not same(untraced, traced)
+    return _is_shape(untraced) or (is_plain(traced) and not same(untraced, traced))
 
 
 def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
@@ -271,9 +282,7 @@ def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
             warnings.filterwarnings("ignore", message="A JAX array is being set as static")
             paths = blamed(config, recurs)
         got = f"it comes from {listing(map(spelled, paths), 8)}" if paths else None
-        headline, _, rest = what.partition("\n")
-        text = message(headline, got=got, fix=pin_advice(config, paths) if paths else None)
-        messages.append(text if not rest else "\n".join([headline, rest, *text.splitlines()[1:]]))
+        messages.append(message(what, got=got, fix=pin_advice(config, paths) if paths else None))
     return messages
 
 
@@ -283,7 +292,8 @@ def _verdicts(shapes: tuple[Any, Any], traced: dict[str, Any]) -> Twin:
     below = {path for path in traced if any(path.startswith((f"{config}.", f"{config}[")) for config in held)}
     leaves = named_leaves(model)
     trainable = tuple(
-        _is_shape(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and path not in below for path, leaf in leaves.items()
+        _is_shape(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and path not in below
+        for path, leaf in leaves.items()
     )
     hyper = tuple(
         _is_shape(traced[path]) and (path in below or isinstance(leaf, bool | int | float | complex))

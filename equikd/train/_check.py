@@ -18,11 +18,11 @@ from jaxtyping import TypeCheckError
 from equikd.config import resolve
 from equikd.data import Batch
 from equikd.errors import ConfigError, EquikdError, WiringError, message, report
-from equikd.evals import View, eval_context
+from equikd.evals import Eval, View, eval_context
 from equikd.losses import Loss, LossState
 from equikd.metrics import Metric
-from equikd.model import NEEDS_VALUE, InputsError, explain, line_of, name_of
-from equikd.model._call import inputs_of
+from equikd.model._call import InputsError, inputs_of, name_of
+from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
 from equikd.wiring import UNSET, Context, Unwired, key_paths
@@ -77,12 +77,12 @@ def check_kinds(trainer: Any) -> None:
         raise ConfigError(report(f"{len(errors)} losses or metrics are wrong", errors))
 
 
-def check(config: Any, evals: Mapping[str, tuple[Any, Batch]], state: TrainState, spec: Batch) -> None:
+def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: TrainState, spec: Batch) -> None:
     """Check step and evals.
 
     Args:
         config: `trainer.in_step`.
-        evals: eval name -> (config with the eval's losses and metrics, batch shapes).
+        evals: eval name -> (the eval, config with its losses and metrics, batch shapes).
         state: the shapes of the first train state.
         spec: shapes of a training batch.
 
@@ -90,78 +90,70 @@ def check(config: Any, evals: Mapping[str, tuple[Any, Batch]], state: TrainState
         WiringError: every key path that leads nowhere and every shape that does not fit, in training and evals.
         Exception: the model raises something else; with a note of what it was called on.
     """
-    found: list[tuple[str, str]] = []  # (where: an eval or nothing, message)
+    errors: list[str] = []
 
     def train(config: Any, state: TrainState, spec: Batch) -> None:
         if config.step is not None:
             return  # a step of one's own may use what it likes
-        errors = _Errors("", found)
-        context = _predicted(lambda config: forward(config, state, spec), config, spec, state, errors)
+        context = _predicted(lambda: forward(config, state, spec), config, spec, state, errors)
         params, _ = split(state.model, state.trainable)
         late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
         _check_owners(config, context, late, errors)
 
     abstract(train, config, state, spec)
-    for name, (eval_config, eval_spec) in evals.items():
-
-        def evaluate(config: Any, view: View, spec: Batch, name: str = name) -> None:
-            errors = _Errors(f"evals.{name}: ", found)
-            context = _predicted(lambda config: eval_context(config, view, spec), config, spec, view, errors)
-            _check_owners(config, context, {}, errors)
-
-        abstract(evaluate, eval_config, view_of(state), eval_spec)
-    known = {text for where, text in found if not where}
-    texts = list(dict.fromkeys(where + text for where, text in found if not where or text not in known))
-    if texts:
-        raise WiringError(report(f"{len(texts)} things are connected wrongly", texts))
+    for name, (one, eval_config, eval_spec) in evals.items():
+        errors += _eval_errors(name, one, eval_config, view_of(state), eval_spec, errors)
+    if errors:
+        unique = list(dict.fromkeys(errors))
+        raise WiringError(report(f"{len(unique)} things are connected wrongly", unique))
 
 
-class _Errors:
-    """Collects messages of the training step, or of one eval."""
+def _eval_errors(name: str, one: Eval, config: Any, view: View, spec: Batch, known: list[str]) -> list[str]:
+    """Messages of an eval: of its own losses and metrics under their paths; of others unless training has them too."""
+    shared: list[str] = []
+    own: list[str] = []
 
-    def __init__(self, where: str, found: list[tuple[str, str]]) -> None:
-        self.where, self.found = where, found
+    def trace(config: Any, view: View, spec: Batch) -> None:
+        context = _predicted(lambda: eval_context(config, view, spec), config, spec, view, shared)
+        for part in ("losses", "metrics"):
+            errors = shared if getattr(one, part) is None else own
+            _check_owners(config, context, {}, errors, only=part)
 
-    def add(self, *texts: str) -> None:
-        self.found.extend((self.where, text) for text in texts)
+    abstract(trace, config, view, spec)
+    return [f"evals.{name}: {text}" for text in shared if text not in known] + [f"evals.{name}.{text}" for text in own]
 
 
-def _predicted(run: Callable[[Any], Context], config: Any, spec: Batch, state: Any, errors: _Errors) -> Context:
+def _predicted(run: Callable[[], Context], config: Any, spec: Batch, state: Any, errors: list[str]) -> Context:
     """The context after the forward pass; where that fails, without predictions."""
-    context = Context(step=state.step, batch=spec.data, mask=spec.mask, model=state.model, extra=state.extra, config=config)
+    context = Context(
+        step=state.step, batch=spec.data, mask=spec.mask, model=state.model, extra=state.extra, config=config
+    )
     try:
-        return run(config)
+        return run()
     except InputsError as error:
-        errors.add(*error.messages)
+        errors.extend(error.messages)
     except EquikdError as error:
-        errors.add(str(error))
-    except NEEDS_VALUE as error:
-        error.add_note(_call_message(error, config, context))
-        explain(error, config, run)
-        raise
+        errors.append(str(error))
+    except NEEDS_VALUE:
+        pass  # which float is to blame is found out later
     except _SHAPE_ERRORS as error:
-        errors.add(_call_message(error, config, context))
+        errors.append(_call_message(error, config, context, state))
     except Exception as error:
-        error.add_note(errors.where + _call_message(error, config, context))
+        error.add_note(_call_message(error, config, context, state))
         raise
     return context
 
 
-def _call_message(error: Exception, config: Any, context: Context) -> str:
-    kind = "one example at a time, so without the first axis" if config.per_example else "whole batches"
-    kind += " of what is mapped" if config.per_example else ""
-    name = name_of(context.model)
-    try:
-        values = inputs_of(context.model, config.inputs, context, stateful="state" in dir(error))
-    except WiringError:
-        values = {}
-    paths = key_paths(context.model) if isinstance(context.model, eqx.Module) else {}
-    got = [f"{name} = {config.inputs.get(name, paths.get(name))!r}: {_shapes(value)}" for name, value in values.items()]
+def _call_message(error: Exception, config: Any, context: Context, state: Any) -> str:
+    model = context.model
+    paths = (key_paths(model) if isinstance(model, eqx.Module) else {}) | config.inputs
+    values = inputs_of(model, config.inputs, context, stateful=state.model_state is not None)
+    one = "one example at a time, so without the first axis of what comes from the batch"
     return message(
-        f"model: {name} fails on this batch",
+        f"model: {name_of(model)} fails on this batch",
         where=_told(error),
-        got="\n".join(got) or None,
-        expected=f"what its call takes, {kind}",
+        got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()) or None,
+        expected=f"what its call takes, {one if config.per_example else 'whole batches'}",
     )
 
 
@@ -178,30 +170,37 @@ def _shapes(value: Any) -> str:
     return ", ".join(shapes) + (", ..." if len(leaves) > 4 else "")
 
 
-def _check_owners(config: Any, context: Context, late: dict[str, Any], errors: _Errors) -> None:
-    """All losses and metrics; `late` is what a training step has computed when its metrics are."""
+def _check_owners(config: Any, context: Context, late: dict[str, Any], errors: list[str], only: str = "") -> None:
+    """All losses and metrics, or messages of one kind only; `late` is what a training step has for its metrics."""
+    texts: dict[str, list[str]] = {"losses": [], "metrics": []}
     losses = resolve(config.losses, root=config, path="losses")
-    states = {}
-    for name, loss in losses.items():
-        state = _state(loss, context, f"losses.{name}", errors)
-        states[name] = LossState(jnp.zeros(()), jnp.zeros((), jnp.int32)) if state is None else state
-    context = context.replace(losses=states, **late)
+    states = {name: _state(loss, context, f"losses.{name}", texts["losses"]) for name, loss in losses.items()}
+    context = context.replace(losses={name: state or _no_state() for name, state in states.items()}, **late)
     for name, metric in resolve(config.metrics, root=config, path="metrics").items():
-        _state(metric, context, f"metrics.{name}", errors)
+        _state(metric, context, f"metrics.{name}", texts["metrics"])
+    for part, found in texts.items():
+        errors.extend(found if only in ("", part) else ())
 
 
-def _state(owner: Any, context: Context, where: str, errors: _Errors) -> Any:
+def _no_state() -> LossState:
+    """In place of a loss that failed, so that metrics of it are not reported too."""
+    return LossState(jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:
     """The state of a loss or metric, or None and messages."""
     lines = unwired(owner, context, where)
-    errors.add(*lines)
+    errors.extend(lines)
     if lines or _waits_for_predictions(owner, context):
         return None
     try:
         return owner.from_context(context)
     except WiringError as error:
-        errors.add(f"{where}: {error}")
+        errors.append(f"{where}: {error}")
+    except NEEDS_VALUE:
+        pass  # which float is to blame is found out later
     except _SHAPE_ERRORS as error:
-        errors.add(_owner_message(error, owner, context, where))
+        errors.append(_owner_message(error, owner, context, where))
     return None
 
 
@@ -222,12 +221,14 @@ def _owner_message(error: Exception, owner: Any, context: Context, where: str) -
 
 
 def unwired(owner: Any, context: Context, where: str) -> list[str]:
-    """Messages for the key paths of a loss or metric that lead nowhere; those below missing predictions are left out."""
+    """Messages for the key paths of a loss or metric that lead nowhere; not for those below missing predictions."""
     try:
         owner.connect(context)
     except Unwired as error:
         missing = context.preds is UNSET
-        kept = [(name, text) for name, text in error.errors if not (missing and _is_below_preds(key_paths(owner).get(name)))]
+        kept = [
+            (name, text) for name, text in error.errors if not (missing and _is_below_preds(key_paths(owner).get(name)))
+        ]
         return Unwired(owner, kept, error.unfilled).lines(where)
     return []
 
@@ -250,15 +251,16 @@ def inherited(config: Any, state: TrainState, spec: Batch) -> tuple[dict[str, An
     names: dict[str, list[str]] = {"losses": [], "metrics": []}
 
     def trace(config: Any, view: View, spec: Batch) -> None:
-        context = Context(step=view.step, batch=spec.data, mask=spec.mask, model=view.model, extra=view.extra, config=config)
+        context = Context(
+            step=view.step, batch=spec.data, mask=spec.mask, model=view.model, extra=view.extra, config=config
+        )
         try:
             context = eval_context(config, view, spec)
         except Exception:  # whatever it is, the check of the eval says so
             pass
         losses = resolve(config.losses, root=config, path="losses")
         names["losses"] += [n for n, loss in losses.items() if not unwired(loss, context, n)]
-        state = LossState(jnp.zeros(()), jnp.zeros((), jnp.int32))
-        context = context.replace(losses=dict.fromkeys(names["losses"], state))
+        context = context.replace(losses={name: _no_state() for name in names["losses"]})
         metrics = resolve(config.metrics, root=config, path="metrics")
         names["metrics"] += [n for n, metric in metrics.items() if not unwired(metric, context, n)]
 

@@ -71,19 +71,44 @@ def _model(config: Any, key: jax.Array, model: Any, model_state: Any) -> tuple[A
     if model is None:
         verdict = twin(config)
         built, state = build(config, key)
-        return verdict.fit(built), _state_like(verdict.state, state), verdict
+        return verdict.fit(built), verdict.fit_state(state), verdict
     if model_state is None:
-        model, model_state = with_state(lambda: model)
-    verdict = live_twin(model, model_state) if config.model is None else twin(config)
-    if config.model is not None:
-        model = verdict.fit(model, "the live model")
-        model_state = _state_like(verdict.state, model_state)
-    return model, model_state, verdict
+        model, model_state = _live_state(model)
+    if config.model is None:
+        return model, model_state, live_twin(model, model_state)
+    verdict = twin(config)
+    model = verdict.fit(model, live=True)
+    return _with_config(config, model, verdict.hyperparameter), verdict.fit_state(model_state), verdict
 
 
-def _state_like(first: Any, state: Any) -> Any:
-    """Another build's `eqx.nn.State` in the structure of the first."""
-    return state if first is None else jax.tree.unflatten(jax.tree.structure(first), jax.tree.leaves(state))
+def _live_state(model: Any) -> tuple[Any, Any]:
+    """A live model without its initial `eqx.nn.State`, and that state."""
+    try:
+        return with_state(lambda: model)
+    except ValueError as error:
+        if "make_with_state" not in str(error):  # what Equinox says where the initial state has been taken out
+            raise
+        raise ConfigError(
+            message(
+                "the live model no longer holds its initial eqx.nn.State",
+                fix="give it too: init(model=model, model_state=state), and the same for train",
+            )
+        ) from None
+
+
+def _with_config(config: Any, model: Any, hyperparameter: tuple[bool, ...]) -> Any:
+    """A live model whose hyperparameters are those of the config; the program computes nothing else."""
+    if not any(hyperparameter):
+        return model
+    leaves, structure = jax.tree.flatten(model)
+    fresh = iter(_hyperparameters(config, hyperparameter))
+    return structure.unflatten([next(fresh) if hyper else leaf for leaf, hyper in zip(leaves, hyperparameter, strict=True)])
+
+
+@eqx.filter_jit
+def _hyperparameters(config: Any, hyperparameter: tuple[bool, ...]) -> list[Any]:
+    leaves = jax.tree.leaves(build(config, jax.random.key(0))[0])
+    return [leaf for leaf, hyper in zip(leaves, hyperparameter, strict=True) if hyper]
 
 
 def strong_model(model: Any, hyperparameter: tuple[bool, ...]) -> Any:
@@ -94,7 +119,8 @@ def strong_model(model: Any, hyperparameter: tuple[bool, ...]) -> Any:
     """
     leaves, structure = jax.tree.flatten(model)
     pairs = zip(leaves, hyperparameter, strict=True)
-    return structure.unflatten([_strong_array(leaf) if hyper or is_any_array(leaf) else leaf for leaf, hyper in pairs])
+    leaves = [jnp.asarray(leaf) if hyper else leaf for leaf, hyper in pairs]
+    return structure.unflatten([_strong_array(leaf) if is_any_array(leaf) else leaf for leaf in leaves])
 
 
 def is_any_array(leaf: Any) -> bool:

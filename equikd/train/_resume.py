@@ -71,14 +71,18 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
                 fix="raise num_steps, or train in a new work directory",
             )
         )
-    facts = store.read_facts(step)
     state = _arrays(setup.state)
     accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
-    saved = _saved_leaves(directory, step)
-    _check_fit(directory, step, saved, named({"state": state}), changed)
-    fits = differences(_below(saved, "accumulators"), _entries(named({"accumulators": accumulators})), "") == []
+    saved = _saved_leaves(directory, store, step)
+    lines = differences(_below(saved, "state"), _entries(named({"state": state})), "checkpoint")
+    if lines:
+        raise _misfit(directory, step, lines, changed)
+    fits = not differences(_below(saved, "accumulators"), _entries(named({"accumulators": accumulators})), "checkpoint")
     template = accumulators if fits else _nested(_below(saved, "accumulators")).get("accumulators", {})
-    arrays, _ = store.restore(step, {"state": state, "accumulators": template})
+    try:
+        arrays, facts = store.restore(step, {"state": state, "accumulators": template})
+    except CheckpointError as error:
+        raise _unreadable(directory, store, step, error) from error
     whole = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
     if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
@@ -96,8 +100,12 @@ def _arrays(tree: Any) -> Any:
     return eqx.filter(tree, _is_array)
 
 
-def _saved_leaves(directory: RunDirectory, step: int) -> dict[str, Any]:
-    """What checkpoint.json says of each leaf; its format has been checked."""
+def _saved_leaves(directory: RunDirectory, store: CheckpointStore, step: int) -> dict[str, Any]:
+    """What checkpoint.json says of each leaf."""
+    try:
+        store.read_facts(step)  # checks the format
+    except CheckpointError as error:
+        raise _unreadable(directory, store, step, error) from error
     return json.loads((directory.checkpoints / str(step) / "checkpoint.json").read_text("utf-8"))["leaves"]
 
 
@@ -121,20 +129,26 @@ def _nested(saved: dict[str, Any]) -> dict[Any, Any]:
     return made
 
 
-def _check_fit(directory: RunDirectory, step: int, saved: dict[str, Any], wanted: dict[str, Any], changed: str) -> None:
-    lines = differences(_below(saved, "state"), _entries(wanted), "checkpoint")
-    if not lines:
-        return
-    text = _few("\n".join(lines).replace(" in the template", " now"))
+def _misfit(directory: RunDirectory, step: int, lines: list[str], changed: str) -> CheckpointError:
     since = f"; since then:\n{_few(changed)}" if changed else ""
-    raise CheckpointError(
+    return CheckpointError(
         message(
             f"the run cannot go on from checkpoint {step}: model or optimizer have another structure now",
             where=str(directory.path),
-            got=text,
+            got=_few("\n".join(lines).replace(" in the template", " now")),
             expected=f"the structure that its config.json describes{since}",
             fix="train in a new work directory, or take the change back; nothing here was touched",
         )
+    )
+
+
+def _unreadable(directory: RunDirectory, store: CheckpointStore, step: int, error: CheckpointError) -> CheckpointError:
+    older = [other for other in store.steps() if other < step]
+    path = directory.checkpoints / str(step)
+    fix = f"to go on from step {older[-1]}, remove {path}" if older else "train in a new work directory"
+    got = str(error.__cause__ or error).strip().splitlines()
+    return CheckpointError(
+        message(f"checkpoint {step} cannot be read", where=str(path), got=got[0][:300] if got else None, fix=fix)
     )
 
 

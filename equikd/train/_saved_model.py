@@ -44,8 +44,9 @@ def save_model(path: str | os.PathLike[str], model: Any) -> None:
     Args:
         path: a directory; made if it is missing, replaced if it holds a saved model.
         model: an `eqx.Module`, or any tree of modules, containers, scalars, functions and arrays; with a state, save
-            `(model, state)`. A part that cannot be named (a lambda, a class of `__main__`) is saved as its arrays only:
-            the model can then be loaded with `like=` alone, and `load_model` lists the parts.
+            `(model, state)`. A part that cannot be named (a lambda, a local class) is saved as its arrays only: the
+            model can then be loaded with `like=` alone, and `load_model` lists the parts. A class of a script or
+            notebook is found by that script or notebook; others need `like=`.
 
     Raises:
         CheckpointError: `path` is something else, which is left as it is; an array was donated; a leaf is a tracer.

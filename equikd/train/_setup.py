@@ -4,22 +4,21 @@ Nothing here computes on the device or writes to disk. A wrong experiment ends h
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
-
-import equinox as eqx
 
 from equikd.config import resolve, validate
 from equikd.config._resolve import check_references
 from equikd.data import Batch, Pipeline, pipeline
-from equikd.errors import EquikdError
 from equikd.evals import Eval, View, eval_batch
 from equikd.metrics import Aux
+from equikd.model._floats import NEEDS_VALUE, explain
 from equikd.sharding import check_processes
-from equikd.train._check import check, inherited, view_of
+from equikd.train._check import abstract, check, check_kinds, inherited, view_of
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._state import TrainState
-from equikd.train._stepper import program_for
+from equikd.train._stepper import program_for, step_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ def part(trainer: Any, name: str) -> Any:
 
 def abstract_state(config: InStep, seed: int, model: Any, model_state: Any) -> TrainState:
     """Shapes of the first train state; nothing is computed."""
-    return eqx.filter_eval_shape(lambda: initial_state(config, seed, model, model_state))
+    return abstract(lambda: initial_state(config, seed, model, model_state))
 
 
 def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
@@ -94,6 +93,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     check_processes()
     validate(trainer)
     check_references(trainer)
+    check_kinds(trainer)
     config, seed = trainer.in_step, part(trainer, "seed")
     data = pipeline(trainer.train_data, root=trainer, path="train_data")
     spec = data.spec()
@@ -104,10 +104,12 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     try:
         program_for(config, state, spec)
         made = [_eval(trainer, config, name, evals[name], opened[name], specs[name], state) for name in sorted(evals)]
-    except (TypeError, ValueError, EquikdError):
+    except Exception as error:
         # Something is wrong; look at all of it, so that one report names every wrong key path.
         configs = {name: _eval_config(trainer, config, name, state, specs[name]) for name in evals}
-        check(config, {name: (configs[name], specs[name]) for name in evals}, state, spec)
+        check(config, {name: (evals[name], configs[name], specs[name]) for name in evals}, state, spec)
+        if isinstance(error, NEEDS_VALUE):
+            explain(error, config, lambda c: abstract(partial(step_of(c), c), state, spec), everywhere=True)
         raise
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
 
@@ -128,6 +130,6 @@ def _eval(
 ) -> PreparedEval:
     own = _eval_config(trainer, config, name, state, spec)
     view: View = view_of(state)
-    empty = eqx.filter_eval_shape(eval_batch, own, view, spec).empty()
+    empty = abstract(eval_batch, own, view, spec).empty()
     every = resolve(one.every, root=trainer, path=f"evals.{name}.every")
     return PreparedEval(name, own, every, data, empty)

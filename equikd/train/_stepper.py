@@ -2,12 +2,14 @@
 
 From Python, `filter_jit` walks the whole model on each call. The stepper partitions once, closes over the static half,
 keeps the state as one flat list of leaves that it donates from step to step, and rebuilds the module only when somebody
-asks for it. Losses and metrics are merged into accumulators, a second donated list; `swap` hands them out and puts fresh
-ones in. Compiled programs live in one bounded process-wide cache, keyed by the structure of config, state and batch, so a
-second trainer of the same structure compiles nothing. The public `step` runs the very same programs on copies.
+asks for it. What a step hands back as it came (the PRNG key, frozen parameters) is no part of that list. Losses and
+metrics are merged into accumulators, a second donated list; `swap` hands them out and puts fresh ones in. Compiled
+programs live in one bounded process-wide cache, keyed by the structure of config, state and batch, so a second trainer
+of the same structure compiles nothing. The public `step` runs the very same programs on copies.
 """
 
 import collections
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +19,8 @@ import numpy as np
 from equikd._compat import Tracer
 from equikd.config import resolve
 from equikd.config._values import typed_key
-from equikd.data import as_batch
+from equikd.data import Batch, as_batch, batch_size
+from equikd.data._pipeline import all_real
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
 from equikd.sharding import place
@@ -37,7 +40,8 @@ def step_of(config: Any) -> Any:
 class Program:
     """The compiled step for one structure of config, state and batch.
 
-    The pure step is a jit of its own inside the donating one: `eval_shape` here and the compilation later share its trace.
+    The pure step is a jit of its own inside the donating one: `eval_shape` here and the compilation later share its
+    trace.
     """
 
     def __init__(self, config: Any, state: TrainState, batch: Any) -> None:
@@ -52,19 +56,39 @@ class Program:
             new, (aux, traced["aux_static"]) = eqx.filter(new, _is_array), eqx.partition(aux, _is_array)
             _check_structure(self.state_tree, new)
             traced["aux_tree"] = jax.tree.structure(aux)
-            return jax.tree.leaves(new), jax.tree.leaves(aux)
+            leaves = jax.tree.leaves(new)
+            changed = [old is not new for old, new in zip(state_leaves, leaves, strict=True)]
+            if traced.setdefault("changed", changed) != changed:
+                raise EquikdError(message("the step, traced again, changes other leaves of the state than before"))
+            return list(itertools.compress(leaves, changed)), jax.tree.leaves(aux)
 
         pure = jax.jit(pure_step)
         _, shapes = jax.eval_shape(pure, jax.tree.leaves(arrays), jax.tree.leaves(config), batch)
         self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
+        self.changed: list[bool] = traced["changed"]
         self.empty = jax.tree.leaves(eqx.filter(self.aux(shapes).empty(), _is_array))
 
-        def flat_step(state_leaves: Any, aux_leaves: Any, config_leaves: Any, batch: Any) -> tuple[Any, Any]:
-            new, aux = pure(state_leaves, config_leaves, batch)
+        # A dict and a mask are flattened faster than the Batch that holds them.
+        def flat_step(
+            changing: Any, aux_leaves: Any, kept: Any, config_leaves: Any, data: Any, mask: Any
+        ) -> tuple[Any, Any]:
+            new, aux = pure(self.joined(changing, kept), config_leaves, Batch(data, mask))
             merged = self.aux(aux_leaves).merge(self.aux(aux))
             return new, jax.tree.leaves(eqx.filter(merged, _is_array))
 
         self.run = jax.jit(flat_step, donate_argnums=(0, 1))
+
+    def parted(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+        """State leaves that the step changes, and those that it keeps."""
+        parts: dict[bool, list[Any]] = {True: [], False: []}
+        for leaf, changes in zip(leaves, self.changed, strict=True):
+            parts[changes].append(leaf)
+        return parts[True], parts[False]
+
+    def joined(self, changing: list[Any], kept: list[Any]) -> list[Any]:
+        """State leaves in their order."""
+        parts = {True: iter(changing), False: iter(kept)}
+        return [next(parts[changes]) for changes in self.changed]
 
     def state(self, leaves: Any) -> TrainState:
         """The train state that flat leaves stand for."""
@@ -125,6 +149,15 @@ def copies(leaves: list[Any]) -> list[jax.Array]:
     return jax.device_put(leaves, may_alias=False)
 
 
+def _signature(data: Any) -> Any:
+    """What batches of one program have in common; None where not all leaves are arrays."""
+    leaves, structure = jax.tree.flatten(data)
+    try:
+        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+    except AttributeError:
+        return None
+
+
 class Stepper:
     """Drives the step of a trainer from a state that stays the caller's.
 
@@ -155,12 +188,19 @@ class Stepper:
             spec: a `Batch` of arrays or shapes like those that will come; those of `trainer.train_data` by default.
             accumulators: losses and metrics to go on from (a checkpoint's), empty by default.
         """
-        config = trainer if isinstance(trainer, InStep) else trainer.in_step
-        self._program = program_for(config, state, trainer.spec() if spec is None else spec)
-        self._leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+        self._config = trainer if isinstance(trainer, InStep) else trainer.in_step
+        self._config_leaves = jax.tree.leaves(self._config)
+        leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+        self._use(leaves, state, as_batch(trainer.spec() if spec is None else spec))
         given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, _is_array))
         self._aux_leaves = self._program.fresh() if given is None else copies(given)
-        self._config_leaves = jax.tree.leaves(config)
+
+    def _use(self, leaves: list[Any], state: TrainState, spec: Batch) -> None:
+        """Go on with the program for batches like `spec`."""
+        self._program = program_for(self._config, state, spec)
+        self._changing, self._kept = self._program.parted(leaves)
+        self._spec, self._all_real = _signature(spec.data), all_real(batch_size(spec))
+        self._mask = jax.device_put(self._all_real)  # that of most batches, so it is sent once
 
     @staticmethod
     def empty(config: Any, state: TrainState, spec: Any) -> Aux:
@@ -168,10 +208,31 @@ class Stepper:
         return program_for(config, state, spec).aux_shapes
 
     def step(self, batch: Any) -> None:
-        """One update; returns as soon as it is dispatched."""
-        self._leaves, self._aux_leaves = self._program.run(
-            self._leaves, self._aux_leaves, self._config_leaves, place(as_batch(batch))
+        """One update; returns as soon as it is dispatched.
+
+        Args:
+            batch: a `Batch` or a bare pytree of arrays; one of another shape compiles another program.
+
+        Raises:
+            DataError: it is no batch.
+        """
+        if type(batch) is not Batch or batch.mask is not self._all_real or _signature(batch.data) != self._spec:
+            batch = self._checked(batch)
+        mask = self._mask if batch.mask is self._all_real else batch.mask
+        self._changing, self._aux_leaves = self._program.run(
+            self._changing, self._aux_leaves, self._kept, self._config_leaves, *place((batch.data, mask))
         )
+
+    def _checked(self, batch: Any) -> Batch:
+        """A batch that is not just like those before it."""
+        batch = as_batch(batch)
+        if _signature(batch.data) != self._spec:
+            leaves = self._leaves()
+            self._use(leaves, self._program.state(leaves), batch)
+        return batch
+
+    def _leaves(self) -> list[jax.Array]:
+        return self._program.joined(self._changing, self._kept)
 
     def swap(self) -> Aux:
         """Losses and metrics since the last swap; the stepper goes on with empty ones and never donates these."""
@@ -181,11 +242,11 @@ class Stepper:
     @property
     def state(self) -> TrainState:
         """A copy of the train state, valid whatever the stepper does next."""
-        return self._program.state(copies(self._leaves))
+        return self._program.state(copies(self._leaves()))
 
     def borrow(self) -> tuple[TrainState, Aux]:
         """State and accumulators without a copy: to be used before the next `step`, which donates them."""
-        return self._program.state(self._leaves), self._program.aux(self._aux_leaves)
+        return self._program.state(self._leaves()), self._program.aux(self._aux_leaves)
 
 
 def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
@@ -195,5 +256,7 @@ def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Au
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)
     leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
-    leaves, aux_leaves = program.run(leaves, program.fresh(), jax.tree.leaves(config), place(batch))
-    return program.state(leaves), program.aux(aux_leaves)
+    changing, kept = program.parted(leaves)
+    config_leaves = jax.tree.leaves(config)
+    changing, aux_leaves = program.run(changing, program.fresh(), kept, config_leaves, *place((batch.data, batch.mask)))
+    return program.state(program.joined(changing, kept)), program.aux(aux_leaves)

@@ -88,7 +88,10 @@ class Writer:
 
 
 def importable_name(thing: Any) -> str:
-    """`public_name`, also of a lambda that a module holds under a name, as equinox does with `MLP`'s last activation.
+    """`public_name`, and two cases more, in which a name gives back the same object.
+
+    A lambda that a module holds under a name has that name, as `MLP`'s last activation has in equinox. What a script or
+    notebook defines at its top level is found again by that script or notebook alone, under `__main__`.
 
     Raises:
         ConfigError: nothing can be imported that gives back the same object.
@@ -100,12 +103,14 @@ def importable_name(thing: Any) -> str:
     try:
         return public_name(thing)
     except ConfigError:
-        home = getattr(thing, "__module__", None)
-        held = vars(sys.modules[home]) if home in sys.modules and home != "__main__" else {}
-        names = [name for name, value in held.items() if value is thing and name.isidentifier()]
-        if not names:
+        module = getattr(thing, "__module__", None)
+        held = vars(sys.modules[module]) if module in sys.modules else {}
+        own = getattr(thing, "__qualname__", "")
+        names = [own] if module == "__main__" else [name for name in held if name.isidentifier()]
+        found = [name for name in names if held.get(name) is thing]
+        if not found:
             raise
-        return f"{home}:{names[0]}"
+        return f"{module}:{found[0]}"
 
 
 def _why_unnamed(thing: Any) -> str:
@@ -119,8 +124,6 @@ def _why_unnamed(thing: Any) -> str:
         return f"a lambda of {module}"
     if "<locals>" in name:
         return f"{module}:{name} is local to a function"
-    if module == "__main__":
-        return f"{name} is defined in __main__, where no other process finds it"
     return f"{module}:{name} does not import back to the same object"
 
 

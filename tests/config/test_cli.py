@@ -64,8 +64,8 @@ def test_nothing_given_is_the_default():
 
 
 def test_every_kind_of_field():
-    words = "--opt.learning-rate 3e-4 --opt.betas 0.8 0.99 --opt.clip 1 --width 16 --widths 1 2 3 --act gelu --mode b --name x".split()
-    words += "--nesterov --path a/b --seed 7 --weights.ce 2".split()
+    words = "--opt.learning-rate 3e-4 --opt.betas 0.8 0.99 --opt.clip 1 --width 16 --widths 1 2 3 --act gelu".split()
+    words += "--mode b --name x --nesterov --path a/b --seed 7 --weights.ce 2".split()
     args = cli(Args, words)
     opt = Opt(3e-4, (0.8, 0.99), 1.0)
     assert args == Args(opt, 16, (1, 2, 3), Act.gelu, "b", "x", True, Path("a/b"), 7, {"ce": 2.0})
@@ -93,7 +93,9 @@ def test_validate_runs_after_parsing():
 
 
 @pytest.mark.parametrize(
-    "words", [["--widht", "3"], ["--width", "3.5"], ["--act", "tanh"], ["--opt.betas", "1"], ["--opt.learning-rate", "fast"]], ids=" ".join
+    "words",
+    [["--widht", "3"], ["--width", "3.5"], ["--act", "tanh"], ["--opt.betas", "1"], ["--opt.learning-rate", "fast"]],
+    ids=" ".join,
 )
 def test_wrong_words_exit_with_2(words, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -115,7 +117,13 @@ def test_help_has_the_docstrings_of_the_fields(capsys):
         cli(Args, ["--help"])
     assert not caught.value.code
     text = capsys.readouterr().out
-    for wanted in ("Trains a model.", "--opt.learning-rate", "Peak step size.", "Decay rates of the two moments.", "(default: 0.001)"):
+    for wanted in (
+        "Trains a model.",
+        "--opt.learning-rate",
+        "Peak step size.",
+        "Decay rates of the two moments.",
+        "(default: 0.001)",
+    ):
         assert wanted in text
 
 

@@ -224,7 +224,9 @@ def test_an_own_repr_is_kept():
     assert repr(Named()) == "mine"
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), dataclasses.replace])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), dataclasses.replace]
+)
 @pytest.mark.parametrize("flattened", [False, True])
 def test_copies_are_equal(duplicate, flattened):
     cfg = Experiment()

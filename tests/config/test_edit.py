@@ -1,4 +1,4 @@
-"""Edits: values by path with their roles kept, all failures at once, and `diff` gives back what `override` was given."""
+"""Edits: values by path, roles kept, all failures at once, and `diff` gives back what `override` was given."""
 
 import enum
 from collections.abc import Callable
@@ -172,7 +172,9 @@ def test_inside_a_trace_and_on_the_device():
     edited = override(mapped, {"losses.ce.rate": 2, "optimizer[1].learning_rate": 3})
     assert (edited.losses["ce"].rate, edited.optimizer[1].learning_rate) == (2.0, 3.0)
     assert jax.tree.structure(edited) == jax.tree.structure(Cfg())
-    traced = jax.jit(lambda x: override(Cfg(), {"optimizer[1].learning_rate": x, "losses.ce.rate": x}).losses["ce"].rate * 2)
+    traced = jax.jit(
+        lambda x: override(Cfg(), {"optimizer[1].learning_rate": x, "losses.ce.rate": x}).losses["ce"].rate * 2
+    )
     assert traced(0.5) == 1.0
 
 
@@ -212,7 +214,16 @@ def test_override_then_diff_gives_back_the_override(changes):
 
 def test_diff_takes_a_replaced_subtree_once(snapshot):
     one = Cfg()
-    two = override(one, {"model": lazy(eqx.nn.Linear)(2, 2), "losses.ce.rate": 2, "betas[1]": 0.99, "optimizer[1].b1": 0.8, "name": "x" * 100})
+    two = override(
+        one,
+        {
+            "model": lazy(eqx.nn.Linear)(2, 2),
+            "losses.ce.rate": 2,
+            "betas[1]": 0.99,
+            "optimizer[1].b1": 0.8,
+            "name": "x" * 100,
+        },
+    )
     assert [difference.path for difference in diff(one, two)] == [
         "model", "optimizer[1].b1", "losses.ce.rate", "betas[1]", "name"
     ]  # fmt: skip

@@ -224,7 +224,9 @@ def test_a_hundred_float_edits_compile_once(compilations):
     random.seed(0)
     results, cfg = set(), Cfg()
     for _ in range(100):
-        cfg = override(cfg, {random.choice(FLOATS): random.uniform(0.1, 10), "chain[1].learning_rate": random.uniform(0.1, 1)})
+        cfg = override(
+            cfg, {random.choice(FLOATS): random.uniform(0.1, 10), "chain[1].learning_rate": random.uniform(0.1, 1)}
+        )
         results.add(float(compiled(cfg)))
     assert compilations.names == []
     assert len(results) == 100
@@ -236,7 +238,16 @@ def test_what_the_user_may_hold_in_a_float_field_shares_the_program(compilations
     compiled = jax.jit(lambda opt: opt.learning_rate * 2)
     compiled(Opt())
     compilations.clear()
-    given_ = (2, 0.1, np.float64(0.1), np.float32(0.1), np.array(0.1), jnp.float32(0.1), jnp.asarray(0.1), jnp.full((), 1.0))
+    given_ = (
+        2,
+        0.1,
+        np.float64(0.1),
+        np.float32(0.1),
+        np.array(0.1),
+        jnp.float32(0.1),
+        jnp.asarray(0.1),
+        jnp.full((), 1.0),
+    )
     for value in given_:
         compiled(Opt(value))
     assert [name for name in compilations.names if "lambda" in name] == []
@@ -268,7 +279,13 @@ def test_configs_in_other_trees():
         warnings.simplefilter("ignore", UserWarning)
         model, other = Model(Opt(), Opt(), jnp.ones(2)), Model(Opt(), Opt(5), jnp.ones(2))
         third = Model(Opt(5), Opt(), jnp.ones(2))
-    assert list(named_leaves(model)) == ["child.learning_rate", "child.betas[0]", "child.betas[1]", "child.mixed[0]", "weight"]
+    assert list(named_leaves(model)) == [
+        "child.learning_rate",
+        "child.betas[0]",
+        "child.betas[1]",
+        "child.mixed[0]",
+        "weight",
+    ]
     assert jax.tree.structure(model) == jax.tree.structure(other)
     assert jax.tree.structure(model) != jax.tree.structure(third)
     dynamic, static = eqx.partition(model, eqx.is_array)

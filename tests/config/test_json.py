@@ -70,7 +70,19 @@ def maker(width):
 
 
 ODD_KEYS = st.sampled_from(["a", "", "a b", "__x__", "__qualname__", "__dict__", "__format__", "[0]", "é", "'", '"', "a.b", "\ud800"]) | st.text(max_size=3)  # fmt: skip
-FUNCTIONS = [jax.nn.relu, jnp.tanh, jnp.add, optax.adamw, eqx.nn.MLP, jnp.bfloat16, np.float32, len, operator.mul, Opt, jax.nn]
+FUNCTIONS = [
+    jax.nn.relu,
+    jnp.tanh,
+    jnp.add,
+    optax.adamw,
+    eqx.nn.MLP,
+    jnp.bfloat16,
+    np.float32,
+    len,
+    operator.mul,
+    Opt,
+    jax.nn,
+]
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
@@ -80,7 +92,9 @@ LEAVES = st.one_of(
     st.text(max_size=5),
     st.binary(max_size=5),
     st.complex_numbers(),
-    st.sampled_from([*FUNCTIONS[:-1], Act.relu, Level.low, Half.half, np.dtype("float32"), np.dtype(jnp.bfloat16), ...]),
+    st.sampled_from(
+        [*FUNCTIONS[:-1], Act.relu, Level.low, Half.half, np.dtype("float32"), np.dtype(jnp.bfloat16), ...]
+    ),
     st.sampled_from([pathlib.Path("a/b"), pathlib.PurePosixPath("/c"), pathlib.PureWindowsPath("d:\\e")]),
     st.sampled_from([ref("a.b"), pin(0.5), pin(math.inf), Plain(1), Plain(True, (0.0,)), Picky(3)]),
 )
@@ -135,15 +149,28 @@ def test_the_form_that_the_readme_shows():
 
 
 def test_values_that_json_does_not_have():
-    cfg = {"a": math.nan, "b": -math.inf, "c": -0.0, "d": 2**53 + 1, "e": 10**300, "f": (1.0, 1, True), "g": 5e-324, "h": 1e300}
+    cfg = {
+        "a": math.nan,
+        "b": -math.inf,
+        "c": -0.0,
+        "d": 2**53 + 1,
+        "e": 10**300,
+        "f": (1.0, 1, True),
+        "g": 5e-324,
+        "h": 1e300,
+    }
     back = from_json(to_json(cfg))
     assert repr(back) == repr(cfg)
     assert to_json(jax.tree.map(lambda x: x, Opt(0.3))) == to_json(Opt(0.3, betas=(0.9, 0.999)))
 
 
 SEEDS = [
-    to_json(Opt(0.5, ("a", 1, None), inner=lazy(anything)(1.5, a=pin(0.5), b=(ref("x.y"), {"__k__": 2})), weights={"w": 1})),
-    to_json({"optimizer": lazy(optax.adamw)(3e-4, b1=0.9, nesterov=True), "act": (jax.nn.relu, np.dtype("int8"), Act.relu)}),
+    to_json(
+        Opt(0.5, ("a", 1, None), inner=lazy(anything)(1.5, a=pin(0.5), b=(ref("x.y"), {"__k__": 2})), weights={"w": 1})
+    ),
+    to_json(
+        {"optimizer": lazy(optax.adamw)(3e-4, b1=0.9, nesterov=True), "act": (jax.nn.relu, np.dtype("int8"), Act.relu)}
+    ),
     to_json({"x": (math.nan, 1j, b"bytes", pathlib.Path("p"), ..., Plain(2), lazy(maker)(3)(4))}),
 ]
 TOKENS = ["0", "1e999", "-1", "true", "null", '"', "{", "}", "[", "]", ",", ":", "__name__", "__qualname__", "__pin__", "__float__",
@@ -180,7 +207,20 @@ words = st.sampled_from(
     ["__qualname__", "__name__", "__float__", "__dict__", "__pin__", "__ref__", "__bytes__", "__path__", "__complex__", "pure",
      "__ellipsis__", "__dataclass__", "__opaque__", "__unloadable__", "__format__", "[0]", "[1]", "rate", "inner", "a"]
 )  # fmt: skip
-bits = st.sampled_from(["optax:sgd", "os:getcwd", f"{__name__}:Opt", f"{__name__}:Plain", f"{__name__}:Picky", "math:pi", "nan", "x.y", "Path", "AAA="])
+bits = st.sampled_from(
+    [
+        "optax:sgd",
+        "os:getcwd",
+        f"{__name__}:Opt",
+        f"{__name__}:Plain",
+        f"{__name__}:Picky",
+        "math:pi",
+        "nan",
+        "x.y",
+        "Path",
+        "AAA=",
+    ]
+)
 plain_forms = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | bits | st.text(max_size=2),
     lambda v: st.lists(v, max_size=3) | st.dictionaries(words, v, max_size=3),
@@ -242,7 +282,13 @@ def test_only_allowed_packages(snapshot):
     with pytest.raises(ConfigError) as caught:
         from_json(text, allow=("optax", "numpy"))
     snapshot("not_allowed", str(caught.value))
-    for name in ("os:system", "pathlib:os.system", f"{__name__}:subprocess.run", f"{__name__}:operator", "equikd.config._json:Any"):
+    for name in (
+        "os:system",
+        "pathlib:os.system",
+        f"{__name__}:subprocess.run",
+        f"{__name__}:operator",
+        "equikd.config._json:Any",
+    ):
         with pytest.raises(ConfigError):
             from_json(json.dumps({"__name__": name}), allow=("pathlib", "tests", "equikd"))
     assert "antigravity" not in sys.modules

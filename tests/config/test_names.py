@@ -103,7 +103,18 @@ def test_what_has_no_name(snapshot):
     stray = types.FunctionType(local.__code__, {}, "adamw")
     stray.__module__, stray.__qualname__ = "optax", "adamw"
     messages = []
-    for thing in (lambda x: x, local, main, stray, object(), np.dtype(">f4"), np.dtype([("a", "f4")]), [], Access.read | Access.write, 3):
+    for thing in (
+        lambda x: x,
+        local,
+        main,
+        stray,
+        object(),
+        np.dtype(">f4"),
+        np.dtype([("a", "f4")]),
+        [],
+        Access.read | Access.write,
+        3,
+    ):
         with pytest.raises(ConfigError) as caught:
             public_name(thing)
         messages.append(str(caught.value))
@@ -147,7 +158,10 @@ def test_display_names_never_fail():
 
 def test_values_are_spelt_as_they_are_written():
     value = {"a": (jax.nn.relu, 0.5), "b": (Act.relu,), "c": ("x", None, np.dtype("int8")), "d": eqx.nn.MLP}
-    assert spell(value) == "{'a': (jax.nn.relu, 0.5), 'b': (Act.relu,), 'c': ('x', None, dtype('int8')), 'd': equinox.nn.MLP}"
+    assert (
+        spell(value)
+        == "{'a': (jax.nn.relu, 0.5), 'b': (Act.relu,), 'c': ('x', None, dtype('int8')), 'd': equinox.nn.MLP}"
+    )
 
 
 def test_names_do_not_depend_on_what_was_asked_before():

@@ -126,7 +126,7 @@ def test_a_wrong_call_is_an_error_at_the_line_that_wrote_it(snapshot):
     snapshot("unknown_attribute", raised(lambda: lazy(optax).adamww))
     snapshot("not_callable", raised(lambda: lazy(3)))
     snapshot("module_called", raised(lambda: lazy(optax)(3)))
-    snapshot("odd_name", raised(lambda: lazy(dict)(**{"__qualname__": 1})))
+    snapshot("odd_name", raised(lambda: lazy(dict)(__qualname__=1)))
 
 
 def test_wrong_values_are_reported_together(snapshot):

@@ -1,4 +1,4 @@
-"""`resolve` makes the calls: Python floats outside, weak tracers inside, one object for one place, errors with paths."""
+"""`resolve` makes the calls: floats outside, weak tracers inside, one object for one place, errors with paths."""
 
 import functools
 import inspect
@@ -175,7 +175,14 @@ def test_references_that_lead_nowhere_or_in_a_circle(snapshot):
 
 
 def test_all_wrong_references_are_reported_together(snapshot):
-    cfg = {"a": lazy(Box)(ref("nowhere")), "b": ref("c"), "c": (1, ref("b")), "d": Opt(ref("e.x")), "e": {"y": 1.0}, "f": ref("e.y")}
+    cfg = {
+        "a": lazy(Box)(ref("nowhere")),
+        "b": ref("c"),
+        "c": (1, ref("b")),
+        "d": Opt(ref("e.x")),
+        "e": {"y": 1.0},
+        "f": ref("e.y"),
+    }
     with pytest.raises(ConfigError) as caught:
         check_references(cfg)
     snapshot("all_references", str(caught.value))

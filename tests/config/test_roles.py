@@ -49,7 +49,7 @@ def holder(annotation, **options):
     """A config class with one field `x` of this annotation."""
 
     class Holder:
-        __annotations__ = {"x": annotation}  # noqa: RUF012
+        __annotations__ = {"x": annotation}
         x = field(**options)
 
     Holder.__qualname__ = Holder.__name__ = "Holder"
@@ -234,7 +234,12 @@ def test_refusals_lead_to_the_place(snapshot):
 
 def test_a_wrong_kind_of_value(snapshot):
     messages = []
-    for annotation, given in ((float, "fast"), (float | Callable[[int], float], True), (tuple[float, float], (1.0,)), (Child, Stranger())):
+    for annotation, given in (
+        (float, "fast"),
+        (float | Callable[[int], float], True),
+        (tuple[float, float], (1.0,)),
+        (Child, Stranger()),
+    ):
         with pytest.raises(ConfigError) as caught:
             holder(annotation)(given)
         messages.append(str(caught.value))

@@ -125,6 +125,6 @@ def test_host_leaves_the_rest_alone():
     assert host(cfg).data is data
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), cfg)
     assert host(stacked).rate.shape == (2,)
-    assert isinstance(host(jax.vmap(lambda c: host(c))(stacked)).rate, jax.Array)
+    assert isinstance(host(jax.vmap(host)(stacked)).rate, jax.Array)
     assert host(jax.random.key(0)).shape == ()
     assert host((np.int8(3), jnp.int32(4), jnp.bool_(True), jnp.complex64(1j))) == (np.int8(3), 4, True, 1j)

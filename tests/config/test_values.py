@@ -47,11 +47,31 @@ class Net(eqx.Module):
 
 
 scalars = st.sampled_from(
-    [0, 1, False, True, 0.0, -0.0, 1.0, math.nan, math.inf, 1j, complex(0.0, -0.0), None, "1", b"1", Colour.red, Other.red, ...]
+    [
+        0,
+        1,
+        False,
+        True,
+        0.0,
+        -0.0,
+        1.0,
+        math.nan,
+        math.inf,
+        1j,
+        complex(0.0, -0.0),
+        None,
+        "1",
+        b"1",
+        Colour.red,
+        Other.red,
+        ...,
+    ]
 )
 values = st.recursive(
     scalars,
-    lambda v: st.lists(v, max_size=2).map(tuple) | st.dictionaries(st.sampled_from("ab"), v, max_size=2) | st.builds(Pair, v),
+    lambda v: (
+        st.lists(v, max_size=2).map(tuple) | st.dictionaries(st.sampled_from("ab"), v, max_size=2) | st.builds(Pair, v)
+    ),
     max_leaves=4,
 ).filter(lambda v: not (isinstance(v, Pair) and "{" in repr(v)))
 
@@ -104,7 +124,9 @@ def test_what_python_takes_for_equal_is_told_apart(one, two):
     assert typed_key(one) != typed_key(two)
 
 
-@pytest.mark.parametrize("make", [float, lambda x: (1, (float(x),)), lambda x: Pair(float(x)), lambda x: {"a": float(x)}], ids="abcd")
+@pytest.mark.parametrize(
+    "make", [float, lambda x: (1, (float(x),)), lambda x: Pair(float(x)), lambda x: {"a": float(x)}], ids="abcd"
+)
 def test_nan_is_found_again(make):
     assert Static(make("nan")) == Static(make("nan"))
     assert hash(Static(make("nan"))) == hash(Static(make("nan")))

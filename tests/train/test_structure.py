@@ -6,6 +6,7 @@ import enum
 import functools
 import json
 import math
+import sys
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -193,6 +194,26 @@ def test_lambdas_held_by_a_module_have_a_name():
     assert (
         importable_name(eqx.nn.MLP(1, 1, 1, 1, key=jax.random.key(0)).final_activation) == "equinox.nn._mlp:_identity"
     )
+
+
+def test_what_a_script_defines_is_found_by_that_script_alone(monkeypatch):
+    class Net(eqx.Module):
+        width: int = 3
+
+    monkeypatch.setattr(Net, "__module__", "__main__")
+    monkeypatch.setattr(Net, "__qualname__", "Net")
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "Net", Net, raising=False)
+    plain = Writer().write(Net())
+    assert plain == {"module": "__main__:Net", "fields": {"width": 3}}
+    assert type(Reader({}).read(plain)) is Net
+    monkeypatch.delattr(main, "Net")
+    reader = Reader({})
+    reader.read([plain])
+    assert reader.problems == ["[0]: '__main__:Net': __main__ has no 'Net'"]
+    writer = Writer()
+    writer.write([Net()])
+    assert writer.blocked == {"[0]": "__main__:Net does not import back to the same object"}
 
 
 def test_everything_in_the_way_is_named(snapshot):

@@ -1,0 +1,259 @@
+"""What compiles, and how often; what is traced, and how often the loop reads the device."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import equikd as ek
+from tests.train._small import (
+    BatchNormed,
+    Counted,
+    Derived,
+    Dropping,
+    HoldsConfig,
+    LayerNormed,
+    Plain,
+    Scaling,
+    StaticRate,
+    WithLambda,
+    arrays,
+    assert_same,
+    differs,
+    evaluated,
+    small,
+)
+
+MODELS: dict[str, Any] = {
+    "plain": ek.lazy(Plain)(),
+    "dropout": ek.lazy(Dropping)(rate=0.25),
+    "lambda": ek.lazy(WithLambda)(rate=0.5),
+    "batch norm": ek.lazy(BatchNormed)(momentum=0.9),
+    "layer norm": ek.lazy(LayerNormed)(eps=1e-5),
+    "static rate": ek.lazy(StaticRate)(dropout_rate=0.25),
+    "config": ek.lazy(HoldsConfig)(Scaling(2.0)),
+    "derived": ek.lazy(Derived)(rate=0.25),
+}
+
+
+@functools.cache
+def base() -> ek.Trainer:
+    return small(evals=evaluated(), shared={"unused": 1.0}, checkpoints=ek.train.Checkpoints(every=6))
+
+
+@ek.config.config
+class Silent:
+    """A writer that writes nothing."""
+
+    def open(self, run: Any) -> Any:
+        return self
+
+    def tick(self, step: int) -> None: ...
+    def write(self, record: Any) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+OUTSIDE: dict[str, dict[str, Any]] = {
+    "num_steps": {"num_steps": 9},
+    "seed": {"seed": 7},
+    "log_every": {"log_every": 3},
+    "evals.test.every": {"evals.test.every": 3},
+    "evals.test.every is None": {"evals.test.every": None},
+    "checkpoints": {"checkpoints": ek.train.Checkpoints(every=4, keep=1)},
+    "no checkpoints": {"checkpoints": None},
+    "writers": {"writers": (Silent(),)},
+    "order of the data": {"train_data.seed": 3},
+    "no shuffling": {"train_data.shuffle": False},
+    "other data": {"train_data": ek.data.InMemory(arrays(64, seed=2), batch_size=16)},
+    "ragged end": {"train_data.drop_remainder": False},
+    "other eval data": {"evals.test.data": ek.data.InMemory(arrays(30, seed=2), batch_size=20)},
+    "shared, unused": {"shared.unused": 2.0},
+    "shared, more": {"shared": {"unused": 1.0, "also": 2.0}},
+}
+
+
+@pytest.mark.parametrize("change", OUTSIDE)
+def test_what_is_outside_the_step_traces_and_compiles_nothing(change: str, compilations: Any, tmp_path: Path) -> None:
+    base().train(tmp_path / "base")
+    changed = ek.override(base(), OUTSIDE[change])
+    compilations.clear()
+    Counted.traces[0] = 0
+    result = changed.train(tmp_path / "changed")
+    state = changed.init()
+    ek.train.step(changed, state, next(changed.batches(state)))
+    assert compilations.names == []
+    assert Counted.traces[0] == 0
+    assert int(result.state.step) == changed.num_steps
+
+
+def test_every_field_outside_the_step_is_among_these() -> None:
+    inside = {field.name for field in dataclasses.fields(base().in_step)}
+    fields = {field.name for field in dataclasses.fields(ek.Trainer)} - inside
+    assert fields == {path.partition(".")[0] for change in OUTSIDE.values() for path in change} | {"evals"}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_second_trainer_a_second_run_and_the_public_step_compile_nothing(kind: str, compilations: Any) -> None:
+    def make() -> ek.Trainer:
+        return small(MODELS[kind], evals=evaluated(), optimizer=ek.lazy(optax.adam)(learning_rate=1e-2))
+
+    trainer = make()
+    first = trainer.train()
+    first.predict(arrays(20, seed=3))
+    compilations.clear()
+    Counted.traces[0] = 0
+    again, second = trainer.train(), make().train()
+    assert_same(first.state, again.state)
+    assert_same(first.state, second.state)
+    assert first.metrics == again.metrics == second.metrics
+    np.testing.assert_array_equal(first.predict(arrays(20, seed=3)), second.predict(arrays(20, seed=3)))
+    state = make().init()
+    for _, batch in zip(range(trainer.num_steps), trainer.batches(state), strict=False):
+        state, _ = ek.train.step(trainer, state, batch)
+    assert_same(first.state, state)
+    other = ek.override(trainer, {"optimizer.learning_rate": 3e-2}).train()
+    assert differs(first.state, other.state)
+    assert compilations.names == []
+    assert Counted.traces[0] == 0
+
+
+STATIC = {
+    "layer norm": ("model.eps", 0.5),
+    "batch norm": ("model.momentum", 0.5),
+    "static rate": ("model.dropout_rate", 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", STATIC)
+def test_a_float_that_a_module_declares_static_recompiles_once(kind: str, compilations: Any) -> None:
+    path, value = STATIC[kind]
+    before = small(MODELS[kind]).train()
+    compilations.clear()
+    changed = ek.override(small(MODELS[kind]), {path: value})
+    after = changed.train()
+    assert compilations.names == ["jit(flat_step)"]
+    assert differs(before.state, after.state)
+    changed.train()
+    small(MODELS[kind]).train()
+    ek.override(changed, {"optimizer.learning_rate": 0.3}).train()
+    assert compilations.names == ["jit(flat_step)"]
+
+
+def test_equal_static_values_of_another_type_are_another_program(compilations: Any) -> None:
+    """1 is not True, and -0.0 not 0.0."""
+
+    def run(value: Any) -> Any:
+        return small(optimizer=ek.lazy(_sgd)(1e-2, ek.pin(value) if type(value) is float else value)).train()
+
+    run(1)
+    compilations.clear()
+    run(True)
+    assert compilations.names == ["jit(flat_step)"]
+    run(0.0)
+    compilations.clear()
+    run(-0.0)
+    assert compilations.names == ["jit(flat_step)"]
+
+
+def _sgd(rate: float, marker: Any) -> Any:
+    del marker
+    return optax.sgd(rate)
+
+
+class _Watch:
+    """Notes the number of compilations after each step."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.counts = names, [0]
+
+    def open(self, run: Any) -> Any:
+        return self
+
+    def tick(self, step: int) -> None:
+        self.counts.append(len(self.names))
+
+    def write(self, record: Any) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_one_compilation_of_the_step_and_one_of_the_eval_in_300_steps(
+    compilations: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    watch = _Watch(compilations.names)
+    monkeypatch.setattr(Silent, "open", watch.open)
+    trainer = small(
+        ek.lazy(Dropping)(rate=0.125),
+        optimizer=ek.lazy(optax.adamw)(learning_rate=1e-3),  # another structure than all other tests have
+        num_steps=300,
+        log_every=7,
+        evals=evaluated(every=11),
+        train_data=ek.data.InMemory(arrays(), batch_size=20, drop_remainder=False),  # ragged in training, too
+        checkpoints=ek.train.Checkpoints(every=13),
+        writers=(Silent(),),
+    )
+    trainer.train(tmp_path / "run")
+    assert [name for name in compilations.names if "step" in name or "eval" in name] == [
+        "jit(flat_step)",
+        "jit(_eval_and_merge)",
+    ]
+    after_one_of_each = watch.counts[14]
+    assert watch.counts[-1] == after_one_of_each
+    assert len(compilations.names) == after_one_of_each  # nor at the end
+
+
+def test_the_device_is_read_once_an_interval_and_once_an_eval(monkeypatch: Any) -> None:
+    from equikd.train import _loop
+
+    reads = []
+
+    def read(aux: Any) -> Any:
+        reads.append(aux)
+        return original(aux)
+
+    original = _loop.read
+    monkeypatch.setattr(_loop, "read", read)
+    small(num_steps=20, log_every=4).train()
+    assert len(reads) == 5
+    reads.clear()
+    small(num_steps=22, log_every=4, evals=evaluated(every=10)).train()  # intervals end at 4, 8, ..., 20, 22
+    assert len(reads) == 6 + 3
+
+
+def test_the_device_is_read_one_interval_late(monkeypatch: Any) -> None:
+    from equikd.train import _loop
+
+    steps, reads = [0], []
+    original, step = _loop.read, ek.train.Stepper.step
+
+    def read(aux: Any) -> Any:
+        reads.append(steps[0])
+        return original(aux)
+
+    def counted(self: Any, batch: Any) -> None:
+        steps[0] += 1
+        step(self, batch)
+
+    monkeypatch.setattr(_loop, "read", read)
+    monkeypatch.setattr(ek.train.Stepper, "step", counted)
+    small(num_steps=20, log_every=5).train()
+    assert reads == [10, 15, 20, 20]
+
+
+def test_no_array_but_metrics_leaves_the_device_in_the_loop(monkeypatch: Any) -> None:
+    """`jax.device_get` and `np.asarray` of an array both ask for its value; whoever does is counted."""
+    trainer = small(num_steps=20, log_every=5)
+    trainer.train()
+    stepper = ek.train.Stepper(trainer, trainer.init())
+    asked = []
+    kind = type(jax.numpy.zeros(()))
+    monkeypatch.setattr(kind, "_value", property(lambda self: asked.append(self)), raising=True)
+    for _, batch in zip(range(5), trainer.batches(trainer.init()), strict=False):
+        stepper.step(batch)
+    assert asked == []
