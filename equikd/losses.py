@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal, final
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Integer
 
 from equikd.config import config, resolve
 from equikd.config._values import is_node
@@ -188,6 +187,7 @@ def replace_masked(tree: Any, mask: Bool[Array, " b *m"], *, elements: bool = Fa
         if not is_numeric(leaf) or leaf.shape[:1] != rows.shape:
             return leaf
         keep = mask if elements and leaf.shape[: mask.ndim] == mask.shape else rows
+        leaf = jnp.asarray(leaf)  # numpy's int64 becomes int32 first
         ordinary = 0.5 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0
         keep = keep.reshape(keep.shape + (1,) * (leaf.ndim - keep.ndim))
         return jnp.where(keep, leaf, jnp.asarray(ordinary, leaf.dtype))

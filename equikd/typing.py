@@ -19,6 +19,7 @@ from jaxtyping import Bool as Bool
 from jaxtyping import Float as Float
 from jaxtyping import Inexact as Inexact
 from jaxtyping import Int as Int
+from jaxtyping import Integer as Integer
 from jaxtyping import Num as Num
 from jaxtyping import PRNGKeyArray as PRNGKeyArray
 from jaxtyping import PyTree as PyTree

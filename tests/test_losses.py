@@ -71,8 +71,18 @@ def context(preds, y=None, mask=None, **batch):
     return Context(step=0, preds=preds, batch=batch, mask=jnp.ones(rows, bool) if mask is None else mask)
 
 
-def mean_and_gradient(loss, preds, **rest):
-    return jax.value_and_grad(lambda p: loss.from_context(context(p, **rest)).mean())(preds)
+@jax.jit
+def values(loss, *args):
+    return resolve(loss).values(*args)
+
+
+@jax.jit
+def mean_and_gradient(loss, preds, rest):
+    return jax.value_and_grad(lambda p: resolve(loss).from_context(context(p, **rest)).mean())(preds)
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 class TestSoftmaxCrossEntropy:
@@ -91,14 +101,13 @@ class TestSoftmaxCrossEntropy:
         one_hot = jax.nn.one_hot(self.labels, 4)
         expected = optax.softmax_cross_entropy(self.logits, optax.smooth_labels(one_hot, smoothing))
         loss = override(ENTROPY, {"label_smoothing": smoothing})
-        values = jax.jit(lambda loss, *args: resolve(loss).values(*args))
         for labels in (self.labels, one_hot, one_hot > 0, one_hot.astype(int)):
             np.testing.assert_allclose(values(loss, self.logits, labels), expected, rtol=2e-6)
 
     def test_probabilities_and_tokens(self):
         labels = jax.nn.softmax(self.logits[::-1])
-        values = ENTROPY.values(jnp.asarray(self.logits).reshape(2, 3, 4), labels.reshape(2, 3, 4))
-        np.testing.assert_allclose(values.ravel(), optax.softmax_cross_entropy(self.logits, labels), rtol=1e-6)
+        tokens = values(ENTROPY, self.logits.reshape(2, 3, 4), labels.reshape(2, 3, 4))
+        np.testing.assert_allclose(tokens.ravel(), optax.softmax_cross_entropy(self.logits, labels), rtol=1e-6)
 
     def test_one_program_serves_all_smoothings_and_weights(self, compilations):
         run = jax.jit(
@@ -124,16 +133,16 @@ class TestSoftmaxCrossEntropy:
     def test_classes_that_are_ruled_out(self):
         logits = jnp.array([[0.0, -jnp.inf, 0.0]])
         for labels in (jnp.array([2]), jnp.array([[0.0, 0.0, 1.0]])):
-            value, gradient = jax.value_and_grad(lambda x, y=labels: ENTROPY.values(x, y).sum())(logits)
+            value, gradient = mean_and_gradient(ENTROPY, logits, {"label": labels})
             np.testing.assert_allclose(value, np.log(2), rtol=1e-6)
             np.testing.assert_allclose(gradient, [[0.5, 0, -0.5]], atol=1e-6)
 
     def test_bf16_is_computed_in_float32(self):
         logits = jnp.asarray(self.logits, jnp.bfloat16)
-        values, gradient = jax.value_and_grad(lambda x: ENTROPY.values(x, jnp.asarray(self.labels)).sum())(logits)
-        exact = ENTROPY.values(logits.astype(jnp.float32), jnp.asarray(self.labels)).sum()
-        assert (values.dtype, gradient.dtype) == (jnp.float32, jnp.bfloat16)
-        assert values == exact
+        value, gradient = mean_and_gradient(ENTROPY, logits, {"label": self.labels})
+        exact, _ = mean_and_gradient(ENTROPY, logits.astype(jnp.float32), {"label": self.labels})
+        assert (value.dtype, gradient.dtype) == (jnp.float32, jnp.bfloat16)
+        assert value == exact
 
     def test_smoothing_is_a_share(self):
         with pytest.raises(ConfigError, match="label_smoothing must be between 0 and 1"):
@@ -167,8 +176,9 @@ numbers = st.lists(st.integers(-9, 9), min_size=1, max_size=4)
 @settings(max_examples=20)
 @given(numbers, numbers)
 def test_the_state_of_all_rows_is_the_merged_state(first, second):
-    states = [SQUARE.from_context(context(jnp.array(x, jnp.float32), jnp.zeros(len(x)))) for x in (first, second)]
-    whole = SQUARE.from_context(context(jnp.array(first + second, jnp.float32), jnp.zeros(len(first + second))))
+    state = jax.jit(lambda x: SQUARE.from_context(context(x, jnp.zeros_like(x))))
+    states = [state(np.array(x, np.float32)) for x in (first, second)]
+    whole = state(np.array(first + second, np.float32))
     merged = functools.reduce(LossState.merge, states, empty_state(jax.eval_shape(lambda: whole)))
     assert (merged.total, merged.count) == (whole.total, whole.count)
 
@@ -176,9 +186,8 @@ def test_the_state_of_all_rows_is_the_merged_state(first, second):
 LOSSES = {"entropy": ENTROPY, "square": SQUARE, "norm": Norm("preds")}
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def by_name(name, preds, y, label, mask):
-    return mean_and_gradient(LOSSES[name], preds, y=y, label=label, mask=mask)
+    return mean_and_gradient(LOSSES[name], preds, {"y": y, "label": label, "mask": mask})
 
 
 @settings(max_examples=20)
@@ -188,8 +197,8 @@ def by_name(name, preds, y, label, mask):
     st.lists(st.booleans(), min_size=5, max_size=5),
 )
 def test_masked_rows_change_neither_value_nor_gradient(name, junk, mask):  # case 23
-    random, mask = np.random.default_rng(0), np.array(mask)
-    preds, y = random.normal(size=(2, 5, 3)).astype(np.float32)
+    mask = np.array(mask)
+    preds, y = normal(2, 5, 3)
     label = np.array([0, 1, 2, 0, 1])
     value, gradient = by_name(name, preds, y, label, mask)
     broken, broken_y = (np.where(mask[:, None], x, np.float32(junk)) for x in (preds, y))
@@ -201,7 +210,7 @@ def test_masked_rows_change_neither_value_nor_gradient(name, junk, mask):  # cas
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_mask_equals_the_rows_that_it_keeps(name):
-    preds = jax.random.normal(jax.random.key(0), (6, 3))
+    preds = normal(6, 3)
     mask, label = np.arange(6) < 4, np.array([0, 1, 2, 0, -1, 99])
     value, gradient = by_name(name, preds, jnp.ones((6, 3)), label, mask)
     expected, expected_gradient = by_name(name, preds[:4], jnp.ones((4, 3)), label[:4], mask[:4])
@@ -210,13 +219,13 @@ def test_a_mask_equals_the_rows_that_it_keeps(name):
 
 
 def test_masked_tokens_of_real_rows_change_nothing_either():
-    logits = jax.random.normal(jax.random.key(1), (2, 3, 4))
-    keep = jnp.array([[True, True, False], [True, False, False]])
-    labels = jnp.array([[0, 1, -100], [2, -100, -100]])
-    broken = jnp.where(keep[..., None], logits, jnp.nan)
+    logits = normal(2, 3, 4)
+    keep = np.array([[True, True, False], [True, False, False]])
+    labels = np.array([[0, 1, -100], [2, -100, -100]])
+    broken = np.where(keep[..., None], logits, np.float32(np.nan))
     loss = override(ENTROPY, {"mask": "batch.keep"})
-    value, gradient = mean_and_gradient(loss, broken, label=labels, keep=keep)
-    expected = ENTROPY.values(logits[keep], labels[keep]).mean()
+    value, gradient = mean_and_gradient(loss, broken, {"label": labels, "keep": keep})
+    expected = values(ENTROPY, logits[keep], labels[keep]).mean()
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     assert np.isfinite(gradient).all()
     assert (gradient[~keep] == 0).all()
@@ -231,8 +240,8 @@ def test_the_gradient_of_a_losss_own_float_is_finite_too():
 
 @pytest.mark.parametrize("loss", [ENTROPY, SQUARE, Norm("preds")])
 def test_a_batch_without_rows_contributes_nothing(loss):  # case 22
-    preds = jnp.full((2, 3), jnp.nan)
-    value, gradient = mean_and_gradient(loss, preds, y=preds, label=jnp.zeros(2, jnp.int32), mask=jnp.zeros(2, bool))
+    preds = np.full((2, 3), np.nan, np.float32)
+    value, gradient = mean_and_gradient(loss, preds, {"y": preds, "label": np.zeros(2, int), "mask": np.zeros(2, bool)})
     assert value == 0
     assert (gradient == 0).all()
     real = SQUARE.from_context(context(jnp.ones(3), jnp.zeros(3)))
@@ -243,7 +252,7 @@ def test_a_batch_without_rows_contributes_nothing(loss):  # case 22
 
 def test_only_padding_is_replaced_where_rows_are_coupled():
     rest = {"mask": jnp.arange(3) < 2, "keep": jnp.array([True, False, True])}
-    value, gradient = mean_and_gradient(Contrast("preds", mask="batch.keep"), jnp.array([1.0, 2.0, jnp.nan]), **rest)
+    value, gradient = mean_and_gradient(Contrast("preds", mask="batch.keep"), jnp.array([1.0, 2.0, jnp.nan]), rest)
     assert value == 1 - (1 + 2 + 0.5)
     assert gradient.tolist() == [0, -1, 0]
     with pytest.raises(ConfigError, match="depends_on"):
@@ -355,9 +364,8 @@ def test_replace_masked_leaves_what_has_no_batch_axis():
 
 def test_value_and_gradient_equal_a_plain_loop_to_the_bit():
     """The oracle of the trainer's tests: adding masks, weights and smoothing as traced numbers moves no bit."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    weights = [jax.random.normal(k, shape) / 8 for k, shape in zip(keys, [(64, 32), (32, 10)], strict=False)]
-    x, labels = jax.random.normal(keys[2], (45, 64)), jax.random.randint(keys[3], (45,), 0, 10)
+    weights = [normal(64, 32) / 8, normal(32, 10) / 8]
+    x, labels = normal(45, 64), np.arange(45) % 10
     mask = jnp.arange(45) < 41
 
     def logits(weights):

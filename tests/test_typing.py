@@ -1,6 +1,7 @@
 """`typechecked`: axis names across arguments, tracers for floats, an off switch, beartype only when called."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from equikd.typing import Array, Float, Scalar, typechecked
+
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a new process finds what this one does
 
 
 @typechecked
@@ -106,5 +109,5 @@ def test_beartype_is_imported_at_the_first_call():
         "f(1)\n"
         "assert 'beartype' in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=ENV)
     assert done.returncode == 0, done.stderr

@@ -129,11 +129,14 @@ def test_what_leads_nowhere(name, snapshot):
     snapshot(name, str(caught.value))
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["batch.keys", "batch.items", "preds._fields", "preds.index", "batch.meta.append", "batch.image.shape", "batch.image.T", "batch[0]",
-     "batch[0:1]", "batch.image[3]", "batch.image[-3]", "step[0]", "batch.meta['0']", "mask.any", "batch.meta[1].upper", "params", "totals"],
-)  # fmt: skip
+NO_PARTS = """
+    batch.keys batch.items preds._fields preds.index batch.meta.append batch.image.shape
+    batch.image.T batch[0] batch[0:1] batch.image[3] batch.image[-3] step[0] batch.meta['0']
+    mask.any batch.meta[1].upper params totals
+""".split()
+
+
+@pytest.mark.parametrize("path", NO_PARTS)
 def test_attributes_of_containers_and_arrays_are_no_parts(path):
     with pytest.raises(WiringError):
         lookup(CONTEXT, path)

@@ -219,7 +219,10 @@ def roles(cls: type) -> dict[str, tuple[str, str]]:
     }
 
 
-def _post_init(self: Any) -> None:
+def _post_init(self: Any, *init_only: Any) -> None:
+    if init_only:
+        name = type(self).__qualname__
+        raise ConfigError(message(f"{name}: an InitVar is lost when the config is copied", fix="make it a field"))
     errors = []
     values = self.__dict__
     for name, plan in plans(type(self)).items():

@@ -251,9 +251,7 @@ class _Reader:
         if not isinstance(name, str):
             raise ConfigError(message(f"{where}: malformed name", got=repr(name)[:100], expected="'module:attribute'"))
         if not self._allows(name):
-            raise ConfigError(
-                message(f"{where}: {name} is not from an allowed package", expected=self.allowed)
-            )
+            raise ConfigError(message(f"{where}: {name} is not from an allowed package", expected=self.allowed))
         try:
             thing = import_object(name)
             origin = public_name(thing)  # refuses what could not be written again: constants, names of __main__

@@ -93,7 +93,11 @@ def _is_optional_float(plan: Plan) -> bool:
 
 
 def _bare(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+    """The type behind `Annotated`, a `NewType` or a `type X = ...` alias."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _bare(typing.get_args(annotation)[0])
+    named = isinstance(annotation, typing.NewType) or type(annotation).__name__ == "TypeAliasType"
+    return _bare(getattr(annotation, "__supertype__", None) or annotation.__value__) if named else annotation
 
 
 def _plan(annotation: Any) -> Plan:
@@ -218,8 +222,8 @@ def _normalise_static(plan: Plan, value: Any, path: str) -> Any:
     if annotation is float and type(value) is int:
         return float(value)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        admits_float = float in typing.get_args(annotation)
-        if admits_float and type(value) is int and int not in typing.get_args(annotation):
+        kinds = [_bare(part) for part in typing.get_args(annotation)]
+        if float in kinds and type(value) is int and int not in kinds:
             return float(value)
     if not fits(annotation, value):
         raise _unfit(plan, value, path)

@@ -31,7 +31,7 @@ class InputsError(WiringError):
 
 def name_of(model: Any) -> str:
     """What to call a model in a message: its class, or the name of a function."""
-    return getattr(model, "__qualname__", None) or type(model).__qualname__
+    return (getattr(model, "__qualname__", None) or type(model).__qualname__).rpartition("<locals>.")[2]
 
 
 def parameters_of(model: Any) -> dict[str, inspect.Parameter]:
@@ -43,10 +43,10 @@ def parameters_of(model: Any) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(model).parameters)
     except (TypeError, ValueError):
-        what = "has no signature" if callable(model) else "cannot be called"
+        what = "it has no signature" if callable(model) else "it cannot be called"
         fix = "wrap it in a function with named arguments" if callable(model) else None
         expected = "an eqx.Module with __call__, or a function"
-        raise WiringError(message(f"model: a {name_of(model)} {what}", expected=expected, fix=fix)) from None
+        raise WiringError(message(f"model: {what}", got=name_of(model), expected=expected, fix=fix)) from None
 
 
 def input_paths(
@@ -68,17 +68,16 @@ def input_paths(
     own = {name: path for name, path in own.items() if name in parameters}
     given = ("key", "inference", *(("state",) if stateful else ()), *own, *inputs)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    expected = f"arguments of its call: {listing(n for n, p in parameters.items() if p.kind not in _STARRED) or 'none'}"
+    named = [name for name, parameter in parameters.items() if parameter.kind not in _STARRED]
+    expected = f"arguments of its call: {listing(named) or 'none'}"
 
     def unknown(what: str, name: str) -> str:
         text = f"{what}: {name_of(model)} has no argument {name!r}"
-        return message(text, near=nearest(name, parameters), expected=expected)
+        return message(text, near=nearest(name, named), expected=expected)
 
-    errors = [
-        unknown(f"inputs.{name} = {path!r}", name)
-        for name, path in inputs.items()
-        if not takes_any and (name not in parameters or parameters[name].kind in _STARRED)
-    ]
+    misspelt = [name for name in inputs if name not in named and not takes_any]
+    meant = [near for name in misspelt for near in nearest(name, named, 1)]  # said once is enough
+    errors = [unknown(f"inputs.{name} = {inputs[name]!r}", name) for name in misspelt]
     errors += [unknown("unmapped", name) for name in unmapped if name not in (*inputs, *own)]
     errors += [
         message(
@@ -92,7 +91,7 @@ def input_paths(
     errors += [
         _unfilled(model, name)
         for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in _STARRED and name not in given
+        if parameter.default is parameter.empty and parameter.kind not in _STARRED and name not in (*given, *meant)
     ]
     if errors:
         raise InputsError(errors)
@@ -225,7 +224,7 @@ def _output_and_state(model: Any, out: Any) -> tuple[Any, Any]:
     raise WiringError(
         message(
             f"model: {name_of(model)} takes a state, and does not return it",
-            got=f"a {type(out).__name__}",
+            got="an array" if isinstance(out, jax.Array) else f"a {type(out).__name__}",
             expected="(output, state)",
             fix="return the output and the new eqx.nn.State",
         )

@@ -91,8 +91,10 @@ def blamed(config: Any, fails: Callable[[Any], bool], *, everywhere: bool = Fals
 
 def pin_advice(config: Any, paths: Iterable[str]) -> str:
     """What to write so that some floats are no longer traced."""
-    pins = ", ".join(f"{spelled(path)!r}: ek.pin({_value(config, path)})" for path in list(paths)[:8])
-    return f"pin it, so that it is part of the program: ek.override(trainer, {{{pins}}})"
+    paths = list(paths)
+    pins = ", ".join(f"{spelled(path)!r}: ek.pin({_value(config, path)})" for path in paths[:8])
+    what = "pin it, so that it is" if len(paths) == 1 else "pin them, so that they are"
+    return f"{what} part of the program: ek.override(trainer, {{{pins}}})"
 
 
 def _value(config: Any, path: str) -> str:

@@ -119,9 +119,13 @@ def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct | jax.Array | np.ndarray)
+
+
 def _spec(leaf: Any) -> str:
     """Dtype and shape of an array as JAX would hold it; the value of anything else."""
-    if not _is_shape(leaf) and not isinstance(leaf, jax.Array | np.ndarray):
+    if not _is_array(leaf):
         return repr(leaf)
     return f"{jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)}{list(leaf.shape)}"
 
@@ -136,7 +140,10 @@ def build(config: Any, key: jax.Array) -> tuple[Any, Any]:
     Returns:
         `(model, state)`: a model whose initial `eqx.nn.State` has been taken out, and that state or None.
     """
-    return with_state(lambda: Resolver(config, key=key, base=_BASE).build(config.model, _BASE))
+    with warnings.catch_warnings():
+        # Equinox warns of arrays in static fields. A config that is held in one looks like that; real ones are refused.
+        warnings.filterwarnings("ignore", message="A JAX array is being set as static")
+        return with_state(lambda: Resolver(config, key=key, base=_BASE).build(config.model, _BASE))
 
 
 def with_hyperparameters(config: Any, model: Any, hyperparameter: tuple[bool, ...]) -> Any:
@@ -199,15 +206,8 @@ def _find_static_floats(config: Any, positions: dict[str, int]) -> dict[str, str
     ids = {id(value): path for path, value in objects.items()}
     config = with_floats(config, {index: objects[path] for path, index in positions.items()})
     found: dict[str, str] = {}
-    _quietly(lambda _, key: found.update(given_floats(build(config, key)[0], ids)), None)
+    eqx.filter_eval_shape(lambda key: found.update(given_floats(build(config, key)[0], ids)), jax.random.key(0))
     return found
-
-
-def _quietly(probe: Callable[[Any, jax.Array], Any], config: Any) -> Any:
-    """Run a build under `eval_shape`; Equinox warns of arrays in static fields, which is what is looked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="A JAX array is being set as static")
-        return eqx.filter_eval_shape(probe, config, jax.random.key(0))
 
 
 def twin(config: Any) -> Twin:
@@ -224,30 +224,52 @@ def twin(config: Any) -> Twin:
 
 
 def _make_twin(config: Any) -> Twin:
-    def untraced(_: Any, key: jax.Array) -> tuple[Any, Any]:
+    def untraced(key: jax.Array) -> tuple[Any, Any]:
         model, state = build(config, key)
         check_arrays(model)
         return model, state
 
-    shapes = _quietly(untraced, None)
+    def compare(config: Any, key: jax.Array) -> None:
+        traced.update(_compared(shapes[0], config, key, problems))
+
+    shapes = eqx.filter_eval_shape(untraced, jax.random.key(0))
     if not float_leaves(config):
         return _verdicts(shapes, named_leaves(shapes[0]))
     problems: dict[str, str] = {}
+    traced: dict[str, Any] = {}
     try:
-        traced = _quietly(lambda config, key: _compared(shapes[0], config, key, problems), config)
+        eqx.filter_eval_shape(compare, config, jax.random.key(0))
     except NEEDS_VALUE as error:
         explain(error, config, lambda config: build(config, jax.random.key(0)))
         raise
     if problems:
-        refuse(
-            f"{len(problems)} things outside the leaves of the model depend on a traced float",
-            _blaming(config, problems, shapes[0]),
+        problems = _without_chance(config, problems, shapes[0])
+        headline = f"{len(problems)} things outside the leaves of the model depend on a traced float"
+        refuse(headline, _blaming(config, problems, shapes[0]))
+    return _verdicts(shapes, traced)
+
+
+def _without_chance(config: Any, problems: dict[str, str], first: Any) -> dict[str, str]:
+    """The problems that a second untraced build does not have: what is left does depend on traced floats.
+
+    Raises:
+        ConfigError: even two untraced builds differ in structure.
+    """
+    again: dict[str, str] = {}
+    eqx.filter_eval_shape(lambda key: _compared(first, config, key, again) and None, jax.random.key(0))
+    if "" in again:
+        raise ConfigError(
+            message(
+                "model: two builds of one description differ in structure",
+                got=again[""].rpartition(": ")[2],
+                expected="a construction that depends on its arguments and its key alone",
+            )
         )
-    return _verdicts(shapes, named_leaves(traced))
+    return {path: what for path, what in problems.items() if path not in again}
 
 
-def _compared(first: Any, config: Any, key: jax.Array, problems: dict[str, str]) -> Any:
-    """A traced build; what in it hangs on a traced float and is no leaf goes into `problems`, by path."""
+def _compared(first: Any, config: Any, key: jax.Array, problems: dict[str, str]) -> dict[str, Any]:
+    """The leaves of a traced build; what in it hangs on a traced float and is no leaf goes into `problems`, by path."""
     model, _ = build(config, key)
     problems.update(traced_places(model))
     leaves, wanted = named_leaves(model), named_leaves(first)
@@ -257,8 +279,8 @@ def _compared(first: Any, config: Any, key: jax.Array, problems: dict[str, str])
     statics, traced = plain_parts(first), plain_parts(model)
     other = {key: statics[key][0] for key in statics if key in traced and not same(statics[key][1], traced[key][1])}
     other |= {path: path for path, leaf in leaves.items() if path in wanted and _differs(wanted[path], leaf)}
-    problems.update({key: f"model: {name} depends on a traced float, and is no number" for key, name in other.items()})
-    return model
+    problems.update({key: f"model: {name} is another value where a float is traced" for key, name in other.items()})
+    return leaves
 
 
 def _differs(untraced: Any, traced: Any) -> bool:
@@ -278,9 +300,7 @@ def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
             _compared(first, config, jax.random.key(0), again)
             return path in again
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="A JAX array is being set as static")
-            paths = blamed(config, recurs)
+        paths = blamed(config, recurs)
         got = f"it comes from {listing(map(spelled, paths), 8)}" if paths else None
         messages.append(message(what, got=got, fix=pin_advice(config, paths) if paths else None))
     return messages
@@ -296,7 +316,7 @@ def _verdicts(shapes: tuple[Any, Any], traced: dict[str, Any]) -> Twin:
         for path, leaf in leaves.items()
     )
     hyper = tuple(
-        _is_shape(traced[path]) and (path in below or isinstance(leaf, bool | int | float | complex))
+        _is_array(traced[path]) and (path in below or isinstance(leaf, bool | int | float | complex))
         for path, leaf in leaves.items()
     )
     return Twin(tuple(leaves), trainable, hyper, model, state)

@@ -23,6 +23,7 @@ from equikd.losses import Loss, LossState
 from equikd.metrics import Metric
 from equikd.model._call import InputsError, inputs_of, name_of
 from equikd.model._floats import NEEDS_VALUE, line_of
+from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
 from equikd.wiring import UNSET, Context, Unwired, key_paths
@@ -246,8 +247,17 @@ def view_of(state: TrainState) -> View:
     return View(state.step, state.model, state.model_state, state.extra, state.hyperparameter)
 
 
+_INHERITED: "Cache[dict[str, list[str]]]" = Cache(most=128)
+
+
 def inherited(config: Any, state: TrainState, spec: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of the trainer's losses and metrics whose key paths exist in an eval on batches of these shapes."""
+    view = view_of(state)
+    names = _INHERITED.get(structure_key(config, view, spec), lambda: _inherited_names(config, view, spec))
+    return ({n: config.losses[n] for n in names["losses"]}, {n: config.metrics[n] for n in names["metrics"]})
+
+
+def _inherited_names(config: Any, view: View, spec: Batch) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {"losses": [], "metrics": []}
 
     def trace(config: Any, view: View, spec: Batch) -> None:
@@ -264,8 +274,8 @@ def inherited(config: Any, state: TrainState, spec: Batch) -> tuple[dict[str, An
         metrics = resolve(config.metrics, root=config, path="metrics")
         names["metrics"] += [n for n, metric in metrics.items() if not unwired(metric, context, n)]
 
-    abstract(trace, config, view_of(state), spec)
-    return ({n: config.losses[n] for n in names["losses"]}, {n: config.metrics[n] for n in names["metrics"]})
+    abstract(trace, config, view, spec)
+    return names
 
 
 __all__ = ["abstract", "check", "check_kinds", "inherited", "view_of"]

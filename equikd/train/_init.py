@@ -102,7 +102,8 @@ def _with_config(config: Any, model: Any, hyperparameter: tuple[bool, ...]) -> A
         return model
     leaves, structure = jax.tree.flatten(model)
     fresh = iter(_hyperparameters(config, hyperparameter))
-    return structure.unflatten([next(fresh) if hyper else leaf for leaf, hyper in zip(leaves, hyperparameter, strict=True)])
+    pairs = zip(leaves, hyperparameter, strict=True)
+    return structure.unflatten([next(fresh) if hyper else leaf for leaf, hyper in pairs])
 
 
 @eqx.filter_jit

@@ -14,6 +14,7 @@ from equikd.evals import Eval, View, eval_batch
 from equikd.metrics import Aux
 from equikd.model._floats import NEEDS_VALUE, explain
 from equikd.sharding import check_processes
+from equikd.train._cache import Cache, structure_key
 from equikd.train._check import abstract, check, check_kinds, inherited, view_of
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
@@ -125,11 +126,14 @@ def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spe
     return in_step(trainer, losses=losses, metrics=metrics)
 
 
+_EMPTY: "Cache[Aux]" = Cache(most=128)
+
+
 def _eval(
     trainer: Any, config: InStep, name: str, one: Eval, data: Pipeline, spec: Batch, state: TrainState
 ) -> PreparedEval:
     own = _eval_config(trainer, config, name, state, spec)
     view: View = view_of(state)
-    empty = abstract(eval_batch, own, view, spec).empty()
+    empty = _EMPTY.get(structure_key(own, view, spec), lambda: abstract(eval_batch, own, view, spec).empty())
     every = resolve(one.every, root=trainer, path=f"evals.{name}.every")
     return PreparedEval(name, own, every, data, empty)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from equikd.config import resolve
 from equikd.data import Batch, as_batch
+from equikd.losses import replace_masked
 from equikd.metrics import Aux, StepTotals
 from equikd.model import call, with_hyperparameters
 from equikd.train._core import update, value_and_gradients
@@ -38,11 +39,10 @@ def default_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState
 
 
 def begin(config: Any, state: TrainState, batch: Batch, model: Any) -> Context:
-    """The context before anything is computed."""
+    """The context before anything is computed; rows of padding hold ordinary numbers, lest a nan enter a gradient."""
     key = jax.random.fold_in(state.key, state.step)
-    return Context(
-        step=state.step, key=key, batch=batch.data, mask=batch.mask, model=model, extra=state.extra, config=config
-    )
+    data = replace_masked(batch.data, batch.mask)
+    return Context(step=state.step, key=key, batch=data, mask=batch.mask, model=model, extra=state.extra, config=config)
 
 
 def forward(config: Any, state: TrainState, batch: Any, *, model: Any = None, inference: bool = False) -> Context:

@@ -8,28 +8,25 @@ programs live in one bounded process-wide cache, keyed by the structure of confi
 of the same structure compiles nothing. The public `step` runs the very same programs on copies.
 """
 
-import collections
 import itertools
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config import resolve
-from equikd.config._values import typed_key
 from equikd.data import Batch, as_batch, batch_size
 from equikd.data._pipeline import all_real
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
 from equikd.sharding import place
+from equikd.train._cache import Cache, is_array, structure_key
 from equikd.train._in_step import InStep
 from equikd.train._state import TrainState
 from equikd.train._step import default_step
 
-_PROGRAMS: "collections.OrderedDict[Any, Program]" = collections.OrderedDict()
-_MOST_PROGRAMS = 128
+_PROGRAMS: "Cache[Program]" = Cache(most=128)
 
 
 def step_of(config: Any) -> Any:
@@ -46,14 +43,14 @@ class Program:
 
     def __init__(self, config: Any, state: TrainState, batch: Any) -> None:
         config_tree = jax.tree.structure(config)
-        arrays, static = eqx.partition(state, _is_array)
+        arrays, static = eqx.partition(state, is_array)
         self.state_tree, self.static = jax.tree.structure(arrays), static
         traced: dict[str, Any] = {}
 
         def pure_step(state_leaves: Any, config_leaves: Any, batch: Any) -> tuple[Any, Any]:
             config = jax.tree.unflatten(config_tree, config_leaves)
             new, aux = step_of(config)(config, self.state(state_leaves), batch)
-            new, (aux, traced["aux_static"]) = eqx.filter(new, _is_array), eqx.partition(aux, _is_array)
+            new, (aux, traced["aux_static"]) = eqx.filter(new, is_array), eqx.partition(aux, is_array)
             _check_structure(self.state_tree, new)
             traced["aux_tree"] = jax.tree.structure(aux)
             leaves = jax.tree.leaves(new)
@@ -66,7 +63,7 @@ class Program:
         _, shapes = jax.eval_shape(pure, jax.tree.leaves(arrays), jax.tree.leaves(config), batch)
         self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
         self.changed: list[bool] = traced["changed"]
-        self.empty = jax.tree.leaves(eqx.filter(self.aux(shapes).empty(), _is_array))
+        self.empty = jax.tree.leaves(eqx.filter(self.aux(shapes).empty(), is_array))
 
         # A dict and a mask are flattened faster than the Batch that holds them.
         def flat_step(
@@ -74,7 +71,7 @@ class Program:
         ) -> tuple[Any, Any]:
             new, aux = pure(self.joined(changing, kept), config_leaves, Batch(data, mask))
             merged = self.aux(aux_leaves).merge(self.aux(aux))
-            return new, jax.tree.leaves(eqx.filter(merged, _is_array))
+            return new, jax.tree.leaves(eqx.filter(merged, is_array))
 
         self.run = jax.jit(flat_step, donate_argnums=(0, 1))
 
@@ -108,10 +105,6 @@ class Program:
         return jax.device_put(self.empty, may_alias=False)
 
 
-def _is_array(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray)
-
-
 def _check_structure(wanted: Any, new: Any) -> None:
     """Refuse a step whose state has another structure than the one it was given."""
     if jax.tree.structure(new) != wanted:
@@ -131,17 +124,7 @@ def _pure_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, 
 
 def program_for(config: Any, state: TrainState, batch: Any) -> Program:
     """The program for these structures, from the cache where it is known."""
-    arrays, static = eqx.partition(state, _is_array)
-    leaves, static_tree = jax.tree.flatten(static)
-    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((arrays, batch)))
-    trees = tuple(jax.tree.structure(part) for part in (config, arrays, batch))
-    key = (trees, static_tree, tuple(map(typed_key, leaves)), shapes, jax.numpy.zeros(()).dtype.name)
-    if key not in _PROGRAMS:
-        _PROGRAMS[key] = Program(config, state, batch)
-        if len(_PROGRAMS) > _MOST_PROGRAMS:
-            _PROGRAMS.popitem(last=False)
-    _PROGRAMS.move_to_end(key)
-    return _PROGRAMS[key]
+    return _PROGRAMS.get(structure_key(config, state, batch), lambda: Program(config, state, batch))
 
 
 def copies(leaves: list[Any]) -> list[jax.Array]:
@@ -190,9 +173,9 @@ class Stepper:
         """
         self._config = trainer if isinstance(trainer, InStep) else trainer.in_step
         self._config_leaves = jax.tree.leaves(self._config)
-        leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+        leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)))
         self._use(leaves, state, as_batch(trainer.spec() if spec is None else spec))
-        given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, _is_array))
+        given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, is_array))
         self._aux_leaves = self._program.fresh() if given is None else copies(given)
 
     def _use(self, leaves: list[Any], state: TrainState, spec: Batch) -> None:
@@ -255,7 +238,7 @@ def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Au
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((config, state, batch))):
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)
-    leaves = copies(jax.tree.leaves(eqx.filter(state, _is_array)))
+    leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)))
     changing, kept = program.parted(leaves)
     config_leaves = jax.tree.leaves(config)
     changing, aux_leaves = program.run(changing, program.fresh(), kept, config_leaves, *place((batch.data, batch.mask)))

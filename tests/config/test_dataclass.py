@@ -3,12 +3,13 @@
 import copy
 import dataclasses
 import enum
+import os
 import pickle
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 
 from equikd.config import config, field, lazy, pin, ref, roles
 from equikd.errors import ConfigError
+
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a new process finds what this one does
 
 
 class Act(enum.Enum):
@@ -128,6 +131,34 @@ def test_a_field_that_is_no_argument_is_refused():
         Wrong()
 
 
+def test_an_init_only_variable_is_refused():
+    @config
+    class Wrong:
+        a: dataclasses.InitVar[int] = 3
+
+    with pytest.raises(ConfigError, match="Wrong: an InitVar is lost"):
+        Wrong()
+
+
+def test_class_variables_methods_and_properties_are_kept():
+    @config
+    class Rich:
+        count: ClassVar[int] = 3
+        rate: float = 1.0
+
+        @property
+        def twice(self):
+            return self.rate * 2
+
+        def __call__(self, x):
+            return self.twice * x
+
+    assert list(roles(Rich)) == ["rate"]
+    assert jax.jit(lambda rich: rich(Rich.count))(Rich(2)) == 12.0
+    assert Experiment(optimizer=Rich()).optimizer == Rich()
+    assert repr(Rich(2)).endswith("Rich(rate=2.0)")
+
+
 def test_a_wrong_annotation_names_the_field():
     @config
     class Wrong:
@@ -202,7 +233,7 @@ def test_a_module_with_string_annotations(tmp_path):
     """
     path = tmp_path / "future.py"
     path.write_text(textwrap.dedent(module))
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, env=ENV)
     assert done.returncode == 0, done.stderr
 
 
@@ -268,8 +299,7 @@ opts = st.builds(
 @given(opts, opts)
 def test_equal_exactly_if_the_fields_are(one, two):
     assert (one == two) is (repr(one) == repr(two))
-    assert (one == two) is (hash(one) == hash(two))
-    assert one == copy.deepcopy(one)
+    assert len({one, two, copy.deepcopy(one), copy.deepcopy(two)}) == 2 - (one == two)
     assert one != repr(one)
 
 

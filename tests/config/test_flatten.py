@@ -52,10 +52,10 @@ class Cfg:
     again: float = ref("opt.learning_rate")
 
 
-PATHS = [
-    "opt.learning_rate", "opt.betas[0]", "opt.betas[1]", "opt.mixed[0]", "optimizer.learning_rate", "optimizer.weight_decay",
-    "chain[0].max_delta", "chain[1].learning_rate", "losses.ce", "losses.l2", "schedule", "seed", "steps",
-]  # fmt: skip
+PATHS = (
+    "opt.learning_rate opt.betas[0] opt.betas[1] opt.mixed[0] optimizer.learning_rate optimizer.weight_decay "
+    "chain[0].max_delta chain[1].learning_rate losses.ce losses.l2 schedule seed steps"
+).split()
 FLOATS = [path for path in PATHS if path not in ("seed", "steps")]
 
 
@@ -197,7 +197,8 @@ def test_changing_a_float_keeps_the_structure(path, value):
 STATICS = {
     "width": 9, "opt.nesterov": True, "opt.mixed[1]": 4, "opt.clip": 1.0, "fixed": -0.5, "optional": None,
     "pinned": pin(0.6), "again": ref("opt.betas[0]"), "schedule": lazy(optax.constant_schedule)(0.25),
-    "optimizer": lazy(optax.adam)(1e-3), "optimizer.nesterov": True, "aux": Opt(), "heads": {"a": Opt()}, "losses": {"ce": 1.0},
+    "optimizer": lazy(optax.adam)(1e-3), "optimizer.nesterov": True, "aux": Opt(), "heads": {"a": Opt()},
+    "losses": {"ce": 1.0},
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Optional, Protocol, Union
+from typing import Annotated, Any, Literal, NewType, Optional, Protocol, Union
 
 import equinox as eqx
 import jax
@@ -61,6 +61,9 @@ NODE = lazy(optax.constant_schedule)(0.5)
 ROLES = [
     (float, {}, "leaf"),
     (Annotated[float, "unit"], {}, "leaf"),
+    (NewType("Rate", float), {}, "leaf"),
+    (NewType("Rate", float) | None, {}, "static"),
+    (NewType("Rate", float) | None, {"dynamic": True}, "leaf"),
     (int, {}, "static"),
     (bool, {}, "static"),
     (str, {}, "static"),
@@ -100,6 +103,8 @@ def test_the_table_of_roles(annotation, options, role):
 ACCEPTED = [
     (float, 1, 1.0),
     (float, np.float32(0.5), 0.5),
+    (NewType("Rate", float), 1, 1.0),
+    (NewType("Rate", float) | None, 1, 1.0),
     (float, np.int64(2), 2.0),
     (float, float("inf"), float("inf")),
     (int, np.int32(3), 3),
@@ -157,6 +162,7 @@ def test_what_is_meant_is_kept(number):
 
 REFUSED = [
     (float, True),
+    (NewType("Rate", float), True),
     (float, np.bool_(True)),
     (float, "0.1"),
     (float, None),

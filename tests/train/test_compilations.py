@@ -246,14 +246,15 @@ def test_the_device_is_read_one_interval_late(monkeypatch: Any) -> None:
     assert reads == [10, 15, 20, 20]
 
 
-def test_no_array_but_metrics_leaves_the_device_in_the_loop(monkeypatch: Any) -> None:
-    """`jax.device_get` and `np.asarray` of an array both ask for its value; whoever does is counted."""
+def test_the_stepper_reads_nothing(monkeypatch: Any) -> None:
+    """`jax.device_get`, `float` and `np.asarray` of an array all ask for its `_value`."""
     trainer = small(num_steps=20, log_every=5)
-    trainer.train()
     stepper = ek.train.Stepper(trainer, trainer.init())
+    batches = trainer.batches(stepper.state)
+    stepper.step(next(batches))
     asked = []
-    kind = type(jax.numpy.zeros(()))
-    monkeypatch.setattr(kind, "_value", property(lambda self: asked.append(self)), raising=True)
-    for _, batch in zip(range(5), trainer.batches(trainer.init()), strict=False):
-        stepper.step(batch)
+    monkeypatch.setattr(type(jax.numpy.zeros(())), "_value", property(asked.append))
+    for _ in range(5):
+        stepper.step(next(batches))
+    stepper.swap()
     assert asked == []

@@ -200,8 +200,7 @@ def test_what_a_script_defines_is_found_by_that_script_alone(monkeypatch):
     class Net(eqx.Module):
         width: int = 3
 
-    monkeypatch.setattr(Net, "__module__", "__main__")
-    monkeypatch.setattr(Net, "__qualname__", "Net")
+    Net.__module__, Net.__qualname__ = "__main__", "Net"
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "Net", Net, raising=False)
     plain = Writer().write(Net())
