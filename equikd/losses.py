@@ -30,7 +30,7 @@ from equikd.metrics._average import masked_sum
 from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
 from equikd.optim import Schedule
 from equikd.tree import parse
-from equikd.typing import Array, Bool, Float, Inexact, Int, Num
+from equikd.typing import Array, Bool, Float, Inexact, Int, Integer, Num
 from equikd.wiring import Context, KeyPath, arguments_of, key_paths
 
 _WITH_BATCH_AXIS = ("batch", "preds", "interms")

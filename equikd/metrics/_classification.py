@@ -1,12 +1,11 @@
 """Metrics of classifiers."""
 
 import jax.numpy as jnp
-from jaxtyping import Integer
 
 from equikd.config import config
 from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.typing import Array, Bool, Float, Num
+from equikd.typing import Array, Bool, Float, Integer, Num
 from equikd.wiring import KeyPath
 
 

@@ -69,16 +69,23 @@ def input_paths(
     given = ("key", "inference", *(("state",) if stateful else ()), *own, *inputs)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [name for name, parameter in parameters.items() if parameter.kind not in _STARRED]
-    expected = f"arguments of its call: {listing(named) or 'none'}"
-
-    def unknown(what: str, name: str) -> str:
-        text = f"{what}: {name_of(model)} has no argument {name!r}"
-        return message(text, near=nearest(name, named), expected=expected)
 
     misspelt = [name for name in inputs if name not in named and not takes_any]
     meant = [near for name in misspelt for near in nearest(name, named, 1)]  # said once is enough
-    errors = [unknown(f"inputs.{name} = {inputs[name]!r}", name) for name in misspelt]
-    errors += [unknown("unmapped", name) for name in unmapped if name not in (*inputs, *own)]
+    errors = [
+        message(
+            f"inputs.{name} = {inputs[name]!r}: {name_of(model)} has no argument {name!r}",
+            near=nearest(name, named),
+            expected=f"arguments of its call: {listing(named) or 'none'}",
+        )
+        for name in misspelt
+    ]
+    filled = dict.fromkeys([*own, *inputs])
+    errors += [
+        message(f"unmapped: {name!r} is no input of the model", near=nearest(name, filled), expected=listing(filled))
+        for name in unmapped
+        if name not in filled
+    ]
     errors += [
         message(
             f"inputs.{name} = {inputs[name]!r}: filled twice",

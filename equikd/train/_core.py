@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from equikd.config import resolve
+from equikd.model import check_arrays, live_twin, with_state
 from equikd.train._init import strong_arrays, strong_model
 from equikd.train._state import TrainState, split, strong
 
@@ -39,14 +40,14 @@ def make_step(
     """`init` and `step` for a loss function.
 
     Args:
-        loss: `loss(model, batch, hp, key) -> scalar` or `(scalar, aux)`; `model` is the whole model, `key` the step's own
-            PRNG key.
+        loss: `loss(model, batch, hp, key) -> scalar` or `(scalar, aux)`; `model` is the whole model, `key` the step's
+            own PRNG key.
         optimizer: `optimizer(hp)`, an optax optimizer; called inside the trace, where the floats of `hp` are tracers.
 
     Returns:
         `init(hp, model, key) -> state` and `step(hp, state, batch) -> (state, aux)`; `aux.loss` is the loss before the
-        update. Every inexact array of the model that is not held by a config is trained. Both are jitted, donate nothing,
-        and go through `jit`, `vmap`, `scan` and `grad`.
+        update. Every inexact array of the model that is not held by a config is trained; its Python numbers are part
+        of the program. Both are jitted, donate nothing, and go through `jit`, `vmap`, `scan` and `grad`.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax
@@ -64,8 +65,12 @@ def make_step(
         (1, ())
     """
 
-    @eqx.filter_jit
     def init(hp: Any, model: Any, key: jax.Array) -> TrainState:
+        check_arrays(model)  # here, since inside jit one array given twice is two
+        return jitted_init(hp, model, key)
+
+    @eqx.filter_jit
+    def jitted_init(hp: Any, model: Any, key: jax.Array) -> TrainState:
         return core_state(optimizer(resolve(hp)), model, key)
 
     @eqx.filter_jit
@@ -87,8 +92,6 @@ def make_step(
 
 def core_state(optimizer: optax.GradientTransformation, model: Any, key: jax.Array) -> TrainState:
     """The first state for a live model, all of whose inexact arrays are trained."""
-    from equikd.model import live_twin, with_state
-
     model, model_state = with_state(lambda: model)
     verdict = live_twin(model, model_state)
     model = strong_model(model, verdict.hyperparameter)
