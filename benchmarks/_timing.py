@@ -1,8 +1,8 @@
 """Timing on a machine that has other things to do: contestants take turns, and only ratios within a turn are compared.
 
-A *contestant* is a function that does a piece of work and returns the seconds it took, per step where there are steps. In
-each round all contestants run once, in random order, so whatever slows the machine for a second slows all of them; a
-round's *ratio* is a contestant's time over that of the baseline in the same round. `ratios` and `times` give the quartiles
+A *contestant* is a function that does a piece of work and returns the seconds it took, per step where there are steps.
+In each round all contestants run once, in random order, so whatever slows the machine for a second slows all of them; a
+round's *ratio* is a contestant's time over the baseline's in the same round. `ratios` and `times` give the quartiles
 over all rounds: the median is the figure, the other two say how far to trust it.
 
     rounds = interleave({"bare": bare, "ours": ours}, rounds=50)

@@ -12,9 +12,9 @@ arithmetic: Python, dispatch, feeding, metrics, logging. Two races, each against
   `bare`        a permutation and two `take`s a batch, the bare step, `float(loss)` every 100
   `ours`        the whole of `trainer.train(workdir)`, with its checks, writers, loss and accuracy; no checkpoints
 
-Of a loop only the steady state counts: both sides call the same clock after each step, which notes the time in the middle
-of each logging interval; a run's figure is the median interval, so that each holds 100 steps and one line of log, and
-neither start-up nor compilation.
+Of a loop only the steady state counts: both sides call the same clock after each step, which notes the time in the
+middle of each logging interval; a run's figure is its median interval. So each interval holds 100 steps and one line of
+log, and neither start-up nor compilation.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def bare(*, with_loss: bool) -> tuple[list[jax.Array], Callable[..., Any]]:
     return leaves, jax.jit(step, donate_argnums=0)
 
 
-# --- the step ------------------------------------------------------------------------------------------------------------
+# --- the step ---
 
 
 def bare_steps(images: Any, labels: Any, steps: int) -> Callable[[], None]:
@@ -139,7 +139,7 @@ def race_steps(rounds: int, steps: int = 2 * LOG_EVERY) -> Rounds:
     return interleave({name: stopwatch(work, steps=steps) for name, work in works.items()}, rounds=rounds)
 
 
-# --- the loop ------------------------------------------------------------------------------------------------------------
+# --- the loop ---
 
 
 def shuffled() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -6,6 +6,7 @@ trainer that comes out, at any path. Whatever is wrong is told on one screen, wi
 written.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -13,6 +14,7 @@ import os
 import pathlib
 import re
 import sys
+import sysconfig
 import traceback
 import types
 import typing
@@ -100,11 +102,11 @@ def _cut(text: str, most: int) -> str:
 
 def _origin(error: BaseException) -> str | None:
     """The innermost line of the user's own code that an error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = f"{pathlib.Path(__file__).parent}{os.sep}"
-    for frame in reversed(frames):
-        if not frame.filename.startswith((own, "<")) and "site-packages" not in frame.filename:
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    others = (f"{pathlib.Path(__file__).parent}{os.sep}", sysconfig.get_paths()["stdlib"], "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = pathlib.Path(frame.filename)
+        if path.is_absolute() and not frame.filename.startswith(others) and "site-packages" not in path.parts:
+            return f"{path}:{frame.lineno} in {frame.name}: {frame.line}"
     return None
 
 
@@ -300,10 +302,9 @@ def _default_settings(module: types.ModuleType, settings: type) -> dict[str, Any
     default = next(iter(inspect.signature(module.get_config).parameters.values())).default
     if default is not inspect.Parameter.empty:
         return {"args": default}
-    try:
-        return {"args": settings()}
-    except ConfigError:
-        return {}
+    missing = dataclasses.MISSING
+    required = [f for f in dataclasses.fields(settings) if f.default is missing and f.default_factory is missing]
+    return {} if required else {"args": settings()}
 
 
 def _list_values(get_config: Callable[..., Any], args: Any, settings: type | None) -> None:

@@ -97,7 +97,11 @@ def _bare(annotation: Any) -> Any:
     if typing.get_origin(annotation) is typing.Annotated:
         return _bare(typing.get_args(annotation)[0])
     named = isinstance(annotation, typing.NewType) or type(annotation).__name__ == "TypeAliasType"
-    return _bare(getattr(annotation, "__supertype__", None) or annotation.__value__) if named else annotation
+    return (
+        _bare(getattr(annotation, "__supertype__" if hasattr(annotation, "__supertype__") else "__value__"))
+        if named
+        else annotation
+    )
 
 
 def _plan(annotation: Any) -> Plan:

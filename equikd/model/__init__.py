@@ -9,6 +9,7 @@ a parameter, what is a Python float there is a hyperparameter, which is never tr
 from equikd.model._call import call as call
 from equikd.model._twin import Twin as Twin
 from equikd.model._twin import build as build
+from equikd.model._twin import check_arrays as check_arrays
 from equikd.model._twin import live_twin as live_twin
 from equikd.model._twin import static_floats as static_floats
 from equikd.model._twin import twin as twin

@@ -21,7 +21,7 @@ from equikd.errors import ConfigError, EquikdError, WiringError, message, report
 from equikd.evals import Eval, View, eval_context
 from equikd.losses import Loss, LossState
 from equikd.metrics import Metric
-from equikd.model._call import InputsError, inputs_of, name_of
+from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
 from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
@@ -150,11 +150,13 @@ def _call_message(error: Exception, config: Any, context: Context, state: Any) -
     paths = (key_paths(model) if isinstance(model, eqx.Module) else {}) | config.inputs
     values = inputs_of(model, config.inputs, context, stateful=state.model_state is not None)
     one = "one example at a time, so without the first axis of what comes from the batch"
+    keyless = "key" in str(error) and "key" not in parameters_of(model)
     return message(
         f"model: {name_of(model)} fails on this batch",
         where=_told(error),
         got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()) or None,
         expected=f"what its call takes, {one if config.per_example else 'whole batches'}",
+        fix="give its call an argument `key`, which is filled with a PRNG key" if keyless else None,
     )
 
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from equikd.config import resolve
-from equikd.model import check_arrays, live_twin, with_state
+from equikd.model import live_twin, with_state
+from equikd.model._twin import check_arrays
 from equikd.train._init import strong_arrays, strong_model
 from equikd.train._state import TrainState, split, strong
 

@@ -16,10 +16,11 @@ from equikd.config import config, field, override, pin
 from equikd.config._dataclass import plans
 from equikd.config._resolve import references, target_of
 from equikd.config._values import Ref, is_part
-from equikd.errors import ConfigError, message, nearest, report
+from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.losses import Loss
 from equikd.metrics import Metric
 from equikd.model import static_floats
+from equikd.model._floats import spelled
 from equikd.tree import get, join, matches, named_leaves, parse, update
 
 
@@ -99,19 +100,10 @@ def _followed(trainer: Any, reference: Ref) -> tuple[str, Any]:
     return passed[-1], value
 
 
-def float_paths(part: Any) -> list[str]:
-    """Paths of the traced floats, as the user writes them (values from outside under their own path)."""
+def float_paths(part: Any) -> dict[str, str]:
+    """The traced floats: path in the trainer (values from outside under their own) -> path in `part`."""
     leaves = named_leaves(part)
-    return [_outer(path) for path, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
-
-
-def _outer(path: str) -> str:
-    keys = parse(path)
-    return keys[1] if keys[0] == "referred" else path
-
-
-def _inner(path: str, part: InStep) -> str:
-    return join(("referred", path)) if path in part.referred else path
+    return {spelled(path): path for path, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
 
 
 def _pinned(part: InStep, *, strict: bool) -> InStep:
@@ -121,12 +113,14 @@ def _pinned(part: InStep, *, strict: bool) -> InStep:
         paths = float_paths(part)
         unmatched = [p for p in patterns if not any(matches(p, path) for path in paths)]
         if unmatched and strict:
-            errors = [message(f"trace: {p!r} matches no float", near=nearest(p, paths)) for p in unmatched]
+            errors = [
+                message(f"trace: {p!r} matches no float", near=nearest(p, paths), expected=f"floats: {listing(paths)}")
+                for p in unmatched
+            ]
             raise ConfigError(report(f"{len(errors)} patterns of trace match nothing", errors))
-        part = _pin(part, [path for path in paths if not any(matches(p, path) for p in patterns)])
+        part = _pin(part, [inner for path, inner in paths.items() if not any(matches(p, path) for p in patterns)])
     return part if part.model is None else _pin(part, list(static_floats(part)))
 
 
 def _pin(part: InStep, paths: list[str]) -> InStep:
-    inner = [_inner(path, part) for path in paths]
-    return override(part, {path: pin(float(get(part, path))) for path in inner})
+    return override(part, {path: pin(float(get(part, path))) for path in paths})

@@ -13,6 +13,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config import resolve
@@ -23,6 +24,7 @@ from equikd.metrics import Aux
 from equikd.sharding import place
 from equikd.train._cache import Cache, is_array, structure_key
 from equikd.train._in_step import InStep
+from equikd.train._packing import layout_of, pack, unpack
 from equikd.train._state import TrainState
 from equikd.train._step import default_step
 
@@ -63,15 +65,19 @@ class Program:
         _, shapes = jax.eval_shape(pure, jax.tree.leaves(arrays), jax.tree.leaves(config), batch)
         self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
         self.changed: list[bool] = traced["changed"]
-        self.empty = jax.tree.leaves(eqx.filter(self.aux(shapes).empty(), is_array))
+        self._empty = jax.tree.leaves(eqx.filter(self._aux(shapes).empty(), is_array))
+        self._layout = layout_of(self._empty)
+        self._fresh = self.packed(self._empty)
+        for array in (*self._empty, *self._fresh):
+            array.flags.writeable = False  # shared by all steppers
 
         # A dict and a mask are flattened faster than the Batch that holds them.
         def flat_step(
-            changing: Any, aux_leaves: Any, kept: Any, config_leaves: Any, data: Any, mask: Any
+            changing: Any, accumulators: Any, kept: Any, config_leaves: Any, data: Any, mask: Any
         ) -> tuple[Any, Any]:
             new, aux = pure(self.joined(changing, kept), config_leaves, Batch(data, mask))
-            merged = self.aux(aux_leaves).merge(self.aux(aux))
-            return new, jax.tree.leaves(eqx.filter(merged, is_array))
+            merged = self.aux(accumulators).merge(self._aux(aux))
+            return new, pack(self._layout, jax.tree.leaves(eqx.filter(merged, is_array)))
 
         self.run = jax.jit(flat_step, donate_argnums=(0, 1))
 
@@ -91,18 +97,25 @@ class Program:
         """The train state that flat leaves stand for."""
         return eqx.combine(jax.tree.unflatten(self.state_tree, leaves), self.static)
 
-    def aux(self, leaves: Any) -> Aux:
-        """The losses and metrics that flat leaves stand for."""
+    def _aux(self, leaves: Any) -> Aux:
         return eqx.combine(jax.tree.unflatten(self.aux_tree, leaves), self.aux_static)
 
-    @property
-    def aux_shapes(self) -> Aux:
-        """Empty accumulators, on the host."""
-        return self.aux(self.empty)
+    def aux(self, packed: list[Any]) -> Aux:
+        """The losses and metrics that packed accumulators stand for."""
+        return self._aux(unpack(self._layout, packed))
 
-    def fresh(self) -> list[jax.Array]:
-        """Leaves of empty accumulators."""
-        return jax.device_put(self.empty, may_alias=False)
+    def packed(self, leaves: list[Any]) -> list[Any]:
+        """Packed accumulators from leaves on the host."""
+        return pack(self._layout, leaves, np.stack)
+
+    def fresh(self) -> list[Any]:
+        """Empty accumulators, on the host: jit sends them faster than `device_put`, and donates its own copy."""
+        return list(self._fresh)
+
+    @property
+    def empty(self) -> Aux:
+        """Empty losses and metrics, on the host."""
+        return self._aux(self._empty)
 
 
 def _check_structure(wanted: Any, new: Any) -> None:
@@ -130,15 +143,6 @@ def program_for(config: Any, state: TrainState, batch: Any) -> Program:
 def copies(leaves: list[Any]) -> list[jax.Array]:
     """Copies on the device, each with its sharding; nothing is compiled for them."""
     return jax.device_put(leaves, may_alias=False)
-
-
-def _signature(data: Any) -> Any:
-    """What batches of one program have in common; None where not all leaves are arrays."""
-    leaves, structure = jax.tree.flatten(data)
-    try:
-        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-    except AttributeError:
-        return None
 
 
 class Stepper:
@@ -171,55 +175,44 @@ class Stepper:
             spec: a `Batch` of arrays or shapes like those that will come; those of `trainer.train_data` by default.
             accumulators: losses and metrics to go on from (a checkpoint's), empty by default.
         """
-        self._config = trainer if isinstance(trainer, InStep) else trainer.in_step
-        self._config_leaves = jax.tree.leaves(self._config)
-        leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)))
-        self._use(leaves, state, as_batch(trainer.spec() if spec is None else spec))
+        config = trainer if isinstance(trainer, InStep) else trainer.in_step
+        spec = as_batch(trainer.spec() if spec is None else spec)
+        self._program = program_for(config, state, spec)
+        self._config_leaves = jax.tree.leaves(config)
+        self._changing, self._kept = self._program.parted(copies(jax.tree.leaves(eqx.filter(state, is_array))))
         given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, is_array))
-        self._aux_leaves = self._program.fresh() if given is None else copies(given)
-
-    def _use(self, leaves: list[Any], state: TrainState, spec: Batch) -> None:
-        """Go on with the program for batches like `spec`."""
-        self._program = program_for(self._config, state, spec)
-        self._changing, self._kept = self._program.parted(leaves)
-        self._spec, self._all_real = _signature(spec.data), all_real(batch_size(spec))
-        self._mask = jax.device_put(self._all_real)  # that of most batches, so it is sent once
+        self._accumulators = self._program.fresh() if given is None else copies(self._program.packed(given))
+        self._all_real = all_real(batch_size(spec))
+        self._mask = jax.device_put(self._all_real)
 
     @staticmethod
     def empty(config: Any, state: TrainState, spec: Any) -> Aux:
         """Empty accumulators for these structures, on the host."""
-        return program_for(config, state, spec).aux_shapes
+        return program_for(config, state, spec).empty
 
     def step(self, batch: Any) -> None:
         """One update; returns as soon as it is dispatched.
 
         Args:
-            batch: a `Batch` or a bare pytree of arrays; one of another shape compiles another program.
+            batch: a `Batch` or a bare pytree of arrays; another shape compiles once more.
 
         Raises:
             DataError: it is no batch.
         """
-        if type(batch) is not Batch or batch.mask is not self._all_real or _signature(batch.data) != self._spec:
-            batch = self._checked(batch)
+        # The mask of full batches is one shared array: it says that their arrays were looked at, and is sent only once.
+        if type(batch) is not Batch or batch.mask is not self._all_real:
+            batch = as_batch(batch)
         mask = self._mask if batch.mask is self._all_real else batch.mask
-        self._changing, self._aux_leaves = self._program.run(
-            self._changing, self._aux_leaves, self._kept, self._config_leaves, *place((batch.data, mask))
+        self._changing, self._accumulators = self._program.run(
+            self._changing, self._accumulators, self._kept, self._config_leaves, place(batch.data), place(mask)
         )
-
-    def _checked(self, batch: Any) -> Batch:
-        """A batch that is not just like those before it."""
-        batch = as_batch(batch)
-        if _signature(batch.data) != self._spec:
-            leaves = self._leaves()
-            self._use(leaves, self._program.state(leaves), batch)
-        return batch
 
     def _leaves(self) -> list[jax.Array]:
         return self._program.joined(self._changing, self._kept)
 
     def swap(self) -> Aux:
         """Losses and metrics since the last swap; the stepper goes on with empty ones and never donates these."""
-        handed_out, self._aux_leaves = self._program.aux(self._aux_leaves), self._program.fresh()
+        handed_out, self._accumulators = self._program.aux(self._accumulators), self._program.fresh()
         return handed_out
 
     @property
@@ -229,7 +222,7 @@ class Stepper:
 
     def borrow(self) -> tuple[TrainState, Aux]:
         """State and accumulators without a copy: to be used before the next `step`, which donates them."""
-        return self._program.state(self._leaves()), self._program.aux(self._aux_leaves)
+        return self._program.state(self._leaves()), self._program.aux(self._accumulators)
 
 
 def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
@@ -241,5 +234,6 @@ def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Au
     leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)))
     changing, kept = program.parted(leaves)
     config_leaves = jax.tree.leaves(config)
-    changing, aux_leaves = program.run(changing, program.fresh(), kept, config_leaves, *place((batch.data, batch.mask)))
-    return program.state(program.joined(changing, kept)), program.aux(aux_leaves)
+    data, mask = place(batch.data), place(batch.mask)
+    changing, accumulators = program.run(changing, program.fresh(), kept, config_leaves, data, mask)
+    return program.state(program.joined(changing, kept)), program.aux(accumulators)

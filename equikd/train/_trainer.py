@@ -14,7 +14,7 @@ import equinox as eqx
 
 from equikd.config import config, field, to_json
 from equikd.data import Batch, as_batch
-from equikd.errors import ConfigError, message
+from equikd.errors import ConfigError, DataError, message
 from equikd.evals import Eval, eval_context
 from equikd.losses import Loss
 from equikd.metrics import Metric
@@ -150,6 +150,9 @@ class Trainer:
     def train(self, workdir: Any = None, *, model: Any = None, model_state: Any = None) -> "Result":
         """Train, from the newest checkpoint of the work directory where it has one.
 
+        On a resume this config wins for what it says, the checkpoint for parameters, optimizer state and step; what has
+        changed is printed. A run that is at `num_steps` already is only evaluated again.
+
         Args:
             workdir: receives config.json, environment.json, metrics.jsonl, TensorBoard events and checkpoints; None:
                 nothing is written.
@@ -161,6 +164,8 @@ class Trainer:
 
         Raises:
             EquikdError: whatever is wrong with the experiment, before anything is computed or written.
+            CheckpointError: the newest checkpoint is broken, or of another model or optimizer.
+            ConfigError: it lies past `num_steps`; or the config holds other arrays than those that the run began with.
             DataError: the data ends before `num_steps`.
         """
         directory = None if workdir is None else RunDirectory.open(workdir)
@@ -168,14 +173,14 @@ class Trainer:
             directory.check()
         setup, writers, text = prepare(self, model, model_state), self._writers(), to_json(self, unloadable=True)
         if directory is None:
-            stepper, batches = self._first(setup, model, model_state), setup.data.batches(0, setup.seed)
+            stepper, batches = self._first(setup, model, model_state), _batches(setup, 0)
             return self._run(setup, stepper, batches, writers, Run(None, text, setup.num_steps, start_step=0))
         with CheckpointStore(directory.checkpoints, self.checkpoints.keep if self.checkpoints else 1) as store:
             changed = changes(directory.config_text(), self, text) if directory.exists else ""
             found = restored(directory, store, setup, changed)
             stepper = self._first(setup, model, model_state) if found is None else found.stepper
             start, seconds = (0, 0.0) if found is None else (found.step, found.seconds)
-            batches = setup.data.batches(start, setup.seed)  # what can fail comes before anything is written
+            batches = _batches(setup, start)  # what can fail comes before anything is written
             if directory.exists:
                 tell(directory, setup, start, changed)
                 directory.update_config(text, start)
@@ -209,6 +214,13 @@ class Trainer:
             if run.start_step == setup.num_steps and run.workdir is not None:
                 results_again(setup, stepper, output, run.workdir)
         return Result(self, stepper.state, output.latest, tuple(output.history))
+
+
+def _batches(setup: Setup, start: int) -> Iterator[Batch]:
+    try:
+        return setup.data.batches(start, setup.seed)
+    except DataError as error:
+        raise DataError(f"train_data: {error}") from error
 
 
 class Result:

@@ -273,7 +273,7 @@ def test_loading_calls_nothing():
 
 def test_messages_of_wrong_texts(snapshot):
     texts = {
-        "not_json": '{"a": 1,}',
+        "not_json": '{"a": 1',
         "not_strict": '{"a": NaN}',
         "twice": '{"a": 1, "a": 2}',
         "format": '{"__format__": 99, "a": 1}',

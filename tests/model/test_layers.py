@@ -67,12 +67,13 @@ def test_sequential_with_names_of_functions():
     assert before.hyperparameter.count(True) == 1
 
 
-def conv(channels: int, dropout: float, *, key: jax.Array) -> eqx.Module:
+def conv(channels: int, dropout: float, slope: float, *, key: jax.Array) -> eqx.Module:
     first, second = jax.random.split(key)
+    prelu = eqx.nn.PReLU(slope)
     return eqx.nn.Sequential(
         [
             eqx.nn.Conv2d(1, channels, 3, padding=1, key=first),
-            eqx.nn.PReLU(0.25),
+            eqx.nn.Lambda(prelu),
             eqx.nn.MaxPool2d(2, 2),
             eqx.nn.GroupNorm(2, channels),
             eqx.nn.Dropout(dropout),
@@ -83,7 +84,10 @@ def conv(channels: int, dropout: float, *, key: jax.Array) -> eqx.Module:
 
 
 def test_convolutions_from_a_function_that_makes_the_model():
-    trained(L(conv)(channels=4, dropout=0.25), "image")
+    before, _ = trained(L(conv)(channels=4, dropout=0.25, slope=0.1), "image")
+    names = dict(zip(named_leaves(before.model), before.trainable, strict=True))
+    assert names["layers[1].fn.negative_slope"]
+    assert not names["layers[4].p"]
 
 
 class Attention(eqx.Module):
@@ -216,7 +220,7 @@ def test_batch_norm_follows_a_loop_by_hand():
     def by_hand(model, model_state, x, y):
         def loss(model, model_state):
             preds, model_state = jax.vmap(
-                lambda x, s: model(x, s), axis_name="batch", in_axes=(0, None), out_axes=(0, None)
+                lambda x, s: model(x, s, key=jax.random.key(0)), axis_name="batch", in_axes=(0, None), out_axes=(0, None)
             )(x, model_state)
             return jnp.mean((preds - y) ** 2), model_state
 
@@ -308,7 +312,7 @@ def test_mixed_precision_parameters_keep_their_dtypes(compilations):
     made = trainer(L(Half)(p=0.5), evals={})
     compilations.clear()
     result = made.train()
-    assert compilations.names.count("flat_step") == 1
+    assert sum("step" in name for name in compilations.names) == 1
     assert (result.model.a.dtype, result.model.b.dtype) == (jnp.bfloat16, jnp.float32)
 
 

@@ -598,7 +598,7 @@ def test_a_function_may_close_over_plain_values_and_a_static_lambda_is_no_second
     assert not np.array_equal(result.model.w, first.model.w)
     compilations.clear()
     ek.override(made, {"model.p": 0.25, "seed": 1}).train()
-    assert "flat_step" not in compilations.names
+    assert not any("step" in name for name in compilations.names)
 
 
 # Misplaced arrays.
