@@ -8,6 +8,7 @@
 | configs, nodes, dicts and tuples with floats or configs, `float | Schedule` | child | as its members |
 | anything else | child if the value is a node or config, else static | as its own |
 | `field(static=True)`, `field(opaque=True)`, `field(dynamic=True)` on an int | static, opaque, leaf | as said |
+| `field(dynamic=True)` on tuples with ints: `tuple[int, ...]`, `tuple[tuple[int, float], ...]` | child | as its members |
 
 Roles are fixed by annotations alone, so a config that holds tracers, `None` or axis numbers flattens as one that holds
 floats. References, pins and nodes may stand in any field.
@@ -70,7 +71,7 @@ def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque
     Args:
         annotation: the evaluated annotation.
         static: `field(static=True)`.
-        dynamic: `field(dynamic=True)`.
+        dynamic: `field(dynamic=True)`; in a tuple it holds for each int.
         opaque: `field(opaque=True)`.
         **options: `unsigned` for a dynamic int stored as uint32.
     """
@@ -78,9 +79,7 @@ def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque
         return Plan("opaque", annotation)
     if static:
         return Plan("static", annotation)
-    if dynamic and _bare(annotation) is int:
-        return Plan("integer", annotation, unsigned=bool(options.get("unsigned")))
-    made = _plan(annotation)
+    made = _plan(annotation, Plan("integer", int, unsigned=bool(options.get("unsigned"))) if dynamic else None)
     if made.kind == "static":
         return Plan("static", annotation)  # as it was written: KeyPath, not str
     if _is_optional_float(made) and not dynamic:
@@ -104,11 +103,14 @@ def _bare(annotation: Any) -> Any:
     )
 
 
-def _plan(annotation: Any) -> Plan:
+def _plan(annotation: Any, integer: Plan | None = None) -> Plan:
+    """The plan of an annotation; `integer`: that of an int, alone or in tuples, if ints are dynamic."""
     annotation = _bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is float:
         return Plan("float", annotation)
+    if annotation is int and integer is not None:
+        return integer
     if annotation in (int, bool, str, bytes, complex, type(None)) or origin is Literal:
         return Plan("static", annotation)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -117,10 +119,10 @@ def _plan(annotation: Any) -> Plan:
         members = tuple(map(_plan, arguments))
         return Plan("static" if all(m.kind == "static" for m in members) else "union", annotation, members)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        member = _plan(arguments[0])
+        member = _plan(arguments[0], integer)
         return Plan("static" if member.kind == "static" else "sequence", annotation, (member,))
     if origin is tuple:
-        members = tuple(map(_plan, arguments))
+        members = tuple(_plan(argument, integer) for argument in arguments)
         return Plan("static" if all(m.kind == "static" for m in members) else "tuple", annotation, members)
     if annotation is tuple:
         return Plan("sequence", annotation, (ANY,))

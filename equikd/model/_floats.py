@@ -135,7 +135,7 @@ def explain(error: Exception, config: Any, run: Callable[[Any], Any], *, everywh
 def line_of(error: BaseException) -> str | None:
     """File and line of the innermost frame that is neither JAX's, Equinox's nor ours."""
     lines = [
-        f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
+        f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname.rpartition('<locals>.')[2]}"
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not _is_machinery(frame)
     ]

@@ -68,15 +68,13 @@ def contents(value: Any, closed_over: bool = False, seen: set[int] | None = None
     if id(value) in seen:
         return
     seen.add(id(value))
-    inside = _closed_over(value)
-    if inside:
-        closed_over = True
-    elif not _is_array(value):
-        inside = list(items(value).values())
-    if not inside:
+    parts = [] if _is_array(value) else list(items(value).values())
+    if not parts:
         yield value, closed_over
-    for part in inside:
+    for part in parts:
         yield from contents(part, closed_over, seen)
+    for part in _closed_over(value):
+        yield from contents(part, True, seen)
 
 
 def _closed_over(value: Any) -> list[Any]:

@@ -7,6 +7,7 @@ out. When all is well the traces of the step itself have seen it, and `check` is
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import TypeCheckError
 
 from equikd.config import resolve
+from equikd.config._dataclass import fields_of, raw
 from equikd.data import Batch
 from equikd.errors import ConfigError, EquikdError, WiringError, message, report
 from equikd.evals import Eval, View, eval_context
@@ -26,6 +28,7 @@ from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
+from equikd.tree import join
 from equikd.wiring import UNSET, Context, Unwired, key_paths
 
 _RESERVED = ("loss", "losses", "weighted")
@@ -48,17 +51,17 @@ def check_kinds(trainer: Any) -> None:
         ConfigError: some are not, in the trainer or its evals; all at once.
     """
     errors = []
-    parts = {"": (trainer.losses, trainer.metrics)}
-    parts |= {f"evals.{name}.": (one.losses or {}, one.metrics or {}) for name, one in trainer.evals.items()}
+    parts: dict[tuple[str, ...], Any] = {(): (trainer.losses, trainer.metrics)}
+    parts |= {("evals", name): (one.losses or {}, one.metrics or {}) for name, one in trainer.evals.items()}
     for where, (losses, metrics) in parts.items():
         for part, owners, kind, example in (
             ("losses", losses, Loss, "ek.losses.SquaredError(preds=..., targets=...)"),
             ("metrics", metrics, Metric, "ek.metrics.Accuracy(preds=..., labels=...)"),
         ):
-            made = resolve(owners, root=trainer, path=f"{where}{part}")
+            made = resolve(owners, root=trainer, path=join((*where, part)))
             errors += [
                 message(
-                    f"{where}{part}.{name}: what it resolves to is no {kind.__name__.lower()}",
+                    f"{join((*where, part, name))}: what it resolves to is no {kind.__name__.lower()}",
                     got=name_of(owner) if callable(owner) else f"a {type(owner).__name__}",
                     expected=f"a config whose class derives from ek.{part}.{kind.__name__}, such as {example}",
                 )
@@ -67,7 +70,7 @@ def check_kinds(trainer: Any) -> None:
             ]
         errors += [
             message(
-                f"{where}metrics.{name}: the name is taken by the results of the losses",
+                f"{join((*where, 'metrics', name))}: the name is taken by the results of the losses",
                 expected=f"a name that does not begin with one of {', '.join(_RESERVED)}",
                 fix="rename the metric",
             )
@@ -96,7 +99,7 @@ def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: Trai
     def train(config: Any, state: TrainState, spec: Batch) -> None:
         if config.step is not None:
             return  # a step of one's own may use what it likes
-        context = _predicted(lambda: forward(config, state, spec), config, spec, state, errors)
+        context = _predicted(lambda config: forward(config, state, spec), config, spec, state, errors)
         params, _ = split(state.model, state.trainable)
         late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
         _check_owners(config, context, late, errors)
@@ -115,22 +118,24 @@ def _eval_errors(name: str, one: Eval, config: Any, view: View, spec: Batch, kno
     own: list[str] = []
 
     def trace(config: Any, view: View, spec: Batch) -> None:
-        context = _predicted(lambda: eval_context(config, view, spec), config, spec, view, shared)
+        context = _predicted(lambda config: eval_context(config, view, spec), config, spec, view, shared)
         for part in ("losses", "metrics"):
             errors = shared if getattr(one, part) is None else own
             _check_owners(config, context, {}, errors, only=part)
 
     abstract(trace, config, view, spec)
-    return [f"evals.{name}: {text}" for text in shared if text not in known] + [f"evals.{name}.{text}" for text in own]
+    where, headlines = join(("evals", name)), [text.partition("\n")[0] for text in known]
+    shared = [text for text in shared if text.partition("\n")[0] not in headlines]
+    return [f"{where}: {text}" for text in shared] + [f"{where}.{text}" for text in own]
 
 
-def _predicted(run: Callable[[], Context], config: Any, spec: Batch, state: Any, errors: list[str]) -> Context:
+def _predicted(run: Callable[[Any], Context], config: Any, spec: Batch, state: Any, errors: list[str]) -> Context:
     """The context after the forward pass; where that fails, without predictions."""
     context = Context(
         step=state.step, batch=spec.data, mask=spec.mask, model=state.model, extra=state.extra, config=config
     )
     try:
-        return run()
+        return run(config)
     except InputsError as error:
         errors.extend(error.messages)
     except EquikdError as error:
@@ -138,32 +143,49 @@ def _predicted(run: Callable[[], Context], config: Any, spec: Batch, state: Any,
     except NEEDS_VALUE:
         pass  # which float is to blame is found out later
     except _SHAPE_ERRORS as error:
-        errors.append(_call_message(error, config, context, state))
+        errors.append(_call_message(error, config, context, state, _fits_the_other_way(run, config)))
     except Exception as error:
-        error.add_note(_call_message(error, config, context, state))
+        error.add_note(_call_message(error, config, context, state, False))
         raise
     return context
 
 
-def _call_message(error: Exception, config: Any, context: Context, state: Any) -> str:
+def _fits_the_other_way(run: Callable[[Any], Context], config: Any) -> bool:
+    """Whether a model that fails on single examples takes whole batches."""
+    if not config.per_example:
+        return False
+    try:
+        run(raw(type(config), {**fields_of(config), "per_example": False}))
+    except Exception:  # so it does not
+        return False
+    return True
+
+
+def _call_message(error: Exception, config: Any, context: Context, state: Any, takes_batches: bool) -> str:
     model = context.model
     paths = (key_paths(model) if isinstance(model, eqx.Module) else {}) | config.inputs
     values = inputs_of(model, config.inputs, context, stateful=state.model_state is not None)
     one = "one example at a time, so without the first axis of what comes from the batch"
-    keyless = "key" in str(error) and "key" not in parameters_of(model)
+    fix = "it takes whole batches: give the trainer per_example=False" if takes_batches else None
+    if "key" in str(error) and "key" not in parameters_of(model):
+        fix = "give its call an argument `key`, which is filled with a PRNG key"
     return message(
         f"model: {name_of(model)} fails on this batch",
         where=_told(error),
         got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()) or None,
         expected=f"what its call takes, {one if config.per_example else 'whole batches'}",
-        fix="give its call an argument `key`, which is filled with a PRNG key" if keyless else None,
+        fix=fix,
     )
 
 
 def _told(error: Exception) -> str:
     """The line that an error comes from, and what it says."""
-    line = line_of(error)
-    says = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    line, lines = line_of(error), str(error).strip().splitlines()
+    if isinstance(error, TypeCheckError):  # what it says before its first ruler names argument and annotation
+        lines = [text for text in lines[: next((i for i, text in enumerate(lines) if text[:3] == "---"), 4)]]
+    else:
+        lines = lines[:1]
+    says = f"{type(error).__name__}: " + "\n".join(text[:300] for text in lines)
     return says if line is None else f"{line}\n{says}"
 
 
@@ -177,10 +199,10 @@ def _check_owners(config: Any, context: Context, late: dict[str, Any], errors: l
     """All losses and metrics, or messages of one kind only; `late` is what a training step has for its metrics."""
     texts: dict[str, list[str]] = {"losses": [], "metrics": []}
     losses = resolve(config.losses, root=config, path="losses")
-    states = {name: _state(loss, context, f"losses.{name}", texts["losses"]) for name, loss in losses.items()}
+    states = {name: _state(loss, context, join(("losses", name)), texts["losses"]) for name, loss in losses.items()}
     context = context.replace(losses={name: state or _no_state() for name, state in states.items()}, **late)
     for name, metric in resolve(config.metrics, root=config, path="metrics").items():
-        _state(metric, context, f"metrics.{name}", texts["metrics"])
+        _state(metric, context, join(("metrics", name)), texts["metrics"])
     for part, found in texts.items():
         errors.extend(found if only in ("", part) else ())
 
@@ -210,17 +232,20 @@ def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:
 def _owner_message(error: Exception, owner: Any, context: Context, where: str) -> str:
     method = type(owner).values if isinstance(owner, Loss) else type(owner).from_values
     values, paths = owner.connect(context), key_paths(owner)
-    wanted = [
-        f"{name}: {str(p.annotation).replace('jaxlib._jax.Array', 'Array')}"
-        for name, p in inspect.signature(method).parameters.items()
-        if p.annotation is not p.empty
-    ]
+    annotations = {name: p.annotation for name, p in inspect.signature(method).parameters.items()}
+    wanted = [f"{name}: {_spelled(a)}" for name, a in annotations.items() if a not in (inspect.Parameter.empty, Any)]
     return message(
         f"{where}: {type(owner).__name__} does not fit the shapes that it gets",
         where=None if isinstance(error, TypeCheckError) else _told(error),
         got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()),
         expected="\n".join(wanted) or None,
     )
+
+
+def _spelled(annotation: Any) -> str:
+    """An annotation as it was written, nearly."""
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"(jaxtyping|typing)\.", "", name.replace("jaxlib._jax.Array", "Array"))
 
 
 def unwired(owner: Any, context: Context, where: str) -> list[str]:

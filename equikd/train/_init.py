@@ -15,6 +15,7 @@ import optax
 from equikd.config import resolve
 from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.model import Twin, build, live_twin, twin, with_state
+from equikd.model._call import name_of
 from equikd.train._state import TrainState, split, strong
 from equikd.tree import matches
 
@@ -44,7 +45,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
         raise ConfigError(
             message(
                 "optimizer: resolves to no optax optimizer",
-                got=f"{type(optimizer).__name__}",
+                got=f"the function {name_of(optimizer)}" if callable(optimizer) else repr(optimizer)[:200],
                 expected="optax.GradientTransformation",
                 fix="optimizer=ek.lazy(optax.adamw)(learning_rate=1e-3)",
             )

@@ -1,5 +1,7 @@
 """The digits experiment: a few named settings, and the trainer that they describe."""
 
+from typing import Any
+
 import numpy as np
 import optax
 
@@ -53,7 +55,7 @@ def load(split: str) -> dict[str, np.ndarray]:
     """
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     order = np.random.default_rng(0).permutation(len(digits["target"]))
     cut = int(0.8 * len(order))
     rows = {"train": order[:cut], "test": order[cut:]}[split]
