@@ -315,7 +315,7 @@ def _list_values(get_config: Callable[..., Any], args: Any, settings: type | Non
     if settings is not None and args is None:
         return
     values = flatten(get_config() if settings is None else get_config(args))
-    lines = [f"  --cfg.{path}={spell(value)}" for path, value in values.items()]
+    lines = [f"  --cfg.{path}={spell(value)}" for path, value in values.items() if not hasattr(value, "dtype")]
     rest = [f"  ... ({len(lines) - _MOST_PATHS} more)"] if len(lines) > _MOST_PATHS else []
     text = "\n".join(["Values of the trainer, to be changed in the same way:", *lines[:_MOST_PATHS], *rest])
     sys.stdout.write(text + "\n")

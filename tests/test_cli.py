@@ -289,6 +289,8 @@ def test_help(run, config_file):
         assert text in said.out
     for text in ("--cfg.optimizer.learning_rate=0.003", "--cfg.evals.test.every=200", "--cfg.num_steps=1000"):
         assert f"\n  {text}\n" in said.out
+    live = EXPERIMENT.replace("ek.lazy(load)()", "load()").replace("size: int\n", "size: int = 2\n")
+    assert "array(" not in run("train", config_file("live", live), "--help").out
     required = run("train", config_file("required", EXPERIMENT), "--help")
     assert required.code == 0
     assert "Rows and columns, which has no default. (required)" in required.out

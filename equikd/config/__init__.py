@@ -15,10 +15,10 @@ from equikd.config._edit import override as override
 from equikd.config._edit import with_defaults as with_defaults
 from equikd.config._json import from_json as from_json
 from equikd.config._json import to_json as to_json
+from equikd.config._lazy import lazy as lazy
+from equikd.config._lazy import pin as pin
+from equikd.config._lazy import ref as ref
 from equikd.config._node import Node as Node
-from equikd.config._node import lazy as lazy
-from equikd.config._node import pin as pin
-from equikd.config._node import ref as ref
 from equikd.config._resolve import resolve as resolve
 from equikd.config._validate import host as host
 from equikd.config._validate import validate as validate

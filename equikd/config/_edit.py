@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from equikd.config._dataclass import comparison_key
+from equikd.config._lazy import pin
 from equikd.config._names import display_name
-from equikd.config._node import parts, pin, with_arguments
+from equikd.config._node import parts, with_arguments
 from equikd.config._roles import is_array, normalise, plan, spell
 from equikd.config._signatures import mentions, named_parameters, signature_of
 from equikd.config._values import Pin, is_config, is_node, is_part, number

@@ -24,8 +24,9 @@ import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config._dataclass import fields_of, plans
+from equikd.config._lazy import pin, ref
 from equikd.config._names import display_name, import_object, public_name
-from equikd.config._node import Node, build, parts, pin, ref
+from equikd.config._node import Node, build, parts
 from equikd.config._roles import is_uncalled
 from equikd.config._validate import check_names
 from equikd.config._values import Pin, Ref, is_config, is_frozen, is_node, typed_key

@@ -9,13 +9,13 @@ does not name by position (`optimizer[0]` of `optax.chain`). When a node is writ
 arguments must fit the signature, and each must be plain data; the error is raised at the line that wrote it.
 """
 
+import functools
 import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any
 
-import equinox as eqx
 import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
@@ -24,12 +24,8 @@ from equikd.config._flatten import Aux, flatten_values, from_child
 from equikd.config._names import display_name, from_portable, portable, spell
 from equikd.config._roles import ARGUMENT, Plan, normalise
 from equikd.config._signatures import admits_float, named_parameters, needs_key, signature_of
-from equikd.config._values import Pin, Ref, is_node, typed_key
+from equikd.config._values import is_node, typed_key
 from equikd.errors import ConfigError, listing, message, nearest, report
-from equikd.tree import is_glob
-
-T = TypeVar("T")
-M = TypeVar("M", bound=eqx.Module)
 
 
 class Node:
@@ -105,14 +101,15 @@ class Node:
         """A copy with one argument changed, its role kept."""
         if key == "__call__":
             return Node(value, self._arguments, self._where)
-        new = _argument(self._function, key, value, _place(self._function, key))
+        function = _signed(self._function, self._arguments)
+        new = _argument(function, key, value, _place(function, key))
         return with_arguments(self, {key: new})
 
     def tree_accepts(self, key: Any) -> bool:
         """Whether the signature has an argument of this name that is not written yet."""
         if is_node(self._function) or not isinstance(key, str):
             return False
-        return key in named_parameters(self._function)
+        return key in named_parameters(_signed(self._function, self._arguments))
 
     def map(self, change: Callable[[Any], Any]) -> "Node":
         """A copy whose arguments are changed, without checks."""
@@ -212,7 +209,7 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
     Raises:
         ConfigError: unknown, missing or doubled arguments, or values that are no plain data; all at once.
     """
-    where = _caller() if where is None else where
+    where = caller() if where is None else where
     if isinstance(function, types.ModuleType):
         name = function.__name__
         fix = f"name what it is to call: ek.lazy({name}).name(...)"
@@ -239,6 +236,35 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
     return Node(function, values, where)
 
 
+def build_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Node:
+    """A node for `functools.partial(function, *args, **kwargs)`, whose arguments are checked against `function`.
+
+    Raises:
+        ConfigError: unknown or doubled arguments, or values that are no plain data; all at once.
+    """
+    signature, _ = signature_of(function)
+    named = dict(enumerate(args)) | kwargs
+    names: list[Any] = list(range(len(args)))
+    if signature is not None:
+        named = _bind(function, signature, args, kwargs, where, partial=True)
+        names = [name if name in named else at for at, name in zip(names, signature.parameters, strict=False)]
+    values, errors = {}, []
+    for key, value in named.items():
+        try:
+            values[key] = _argument(function, key, value, _place(function, key))
+        except ConfigError as error:
+            errors.append(f"{error}\n  written:  {where}")
+    if errors:
+        raise ConfigError(report(f"{len(errors)} arguments are wrong", errors))
+    positional = [values.pop(name) for name in names]  # they stay positional, as the call that is still to come sees it
+    return build(functools.partial, (function, *positional), values, where)
+
+
+def _signed(function: Any, arguments: Mapping[Any, Any]) -> Any:
+    """What says which arguments a call takes: of a partial, the function that it is a part of."""
+    return arguments.get(0, function) if function is functools.partial else function
+
+
 def _short_name(function: Any) -> str:
     return "call" if is_node(function) else display_name(function).partition(":")[2] or display_name(function)
 
@@ -247,12 +273,14 @@ def _place(function: Any, key: str | int) -> str:
     return f"{_short_name(function)}[{key}]" if isinstance(key, int) else f"{_short_name(function)}.{key}"
 
 
-def _bind(function: Any, signature: inspect.Signature, args: Any, kwargs: Any, where: str) -> dict[Any, Any]:
+def _bind(
+    function: Any, signature: inspect.Signature, args: Any, kwargs: Any, where: str, partial: bool = False
+) -> dict[Any, Any]:
     """Arguments by the one key each has: its name where the signature gives one, else its position."""
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    filled = {"key": None} if needs_key(function) and "key" not in kwargs else {}
+    filled = {"key": None} if needs_key(function) and "key" not in kwargs and not partial else {}
     try:
-        bound = signature.bind(*args, **kwargs, **filled).arguments
+        bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs, **filled).arguments
     except TypeError as error:
         takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
         unknown = [] if takes_any else [name for name in kwargs if name not in kinds]
@@ -287,112 +315,9 @@ def _bind(function: Any, signature: inspect.Signature, args: Any, kwargs: Any, w
 _PACKAGE = __name__.rpartition(".")[0]
 
 
-def _caller() -> str:
+def caller() -> str:
     """File and line of the first frame outside this package."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-class _Lazy:
-    """What `lazy` returns: attributes lead into a module, a call makes a node."""
-
-    __slots__ = ("__equikd_target__",)
-
-    def __init__(self, target: Any) -> None:
-        object.__setattr__(self, "__equikd_target__", target)
-
-    def __getattr__(self, name: str) -> Any:
-        target = self.__equikd_target__
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if not hasattr(target, name):
-            raise ConfigError(
-                message(
-                    f"{display_name(target).rstrip(':')} has no {name!r}",
-                    where=_caller(),
-                    near=nearest(name, dir(target)),
-                )
-            )
-        return _Lazy(getattr(target, name))
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return build(self.__equikd_target__, args, kwargs)
-
-    def __dir__(self) -> list[str]:
-        return dir(self.__equikd_target__)
-
-    def __reduce__(self) -> Any:
-        return _unpickle_lazy, (portable(self.__equikd_target__),)
-
-    def __repr__(self) -> str:
-        return f"lazy({display_name(self.__equikd_target__).rstrip(':')})"
-
-
-def _unpickle_lazy(target: Any) -> _Lazy:
-    return _Lazy(from_portable(target))
-
-
-@overload
-def lazy(target: type[M], /) -> Callable[..., M]: ...
-@overload
-def lazy(target: T, /) -> T: ...
-def lazy(target: Any, /) -> Any:
-    """Write a call down instead of making it.
-
-    Args:
-        target: a callable, or a module whose attributes are then lazy too.
-
-    Returns:
-        Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. A module class is typed
-        as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are checked when
-        the node is written all the same.
-
-    Raises:
-        ConfigError: `target` is neither; or, at the call, the arguments do not fit.
-
-    Example:
-        >>> import optax
-        >>> lazy(optax).adamw(learning_rate=3e-4)
-        optax.adamw(learning_rate=0.0003)
-    """
-    if type(target) is _Lazy:
-        return target
-    if not callable(target) and not isinstance(target, types.ModuleType):
-        raise ConfigError(
-            message("lazy takes a callable or a module", got=f"{type(target).__name__} {target!r}", where=_caller())
-        )
-    return target if is_node(target) else _Lazy(target)
-
-
-def pin(value: float) -> Any:
-    """One float that is never traced: part of the program, so changing it recompiles.
-
-    Args:
-        value: the number; inside the trace it has the value that the leaf dtype gives it.
-
-    Example:
-        >>> pin(0.5)
-        pin(0.5)
-    """
-    return Pin(normalise(Plan("float", float), value, "pin"))
-
-
-def ref(path: str) -> Any:
-    """The value that stands at `path` of the same config: one leaf, two readers.
-
-    Args:
-        path: from the root, such as `"num_steps"` or `"losses.mse.weight"`.
-
-    Raises:
-        ConfigError: it is a pattern, or no string.
-        PathError: it is misspelt.
-
-    Example:
-        >>> ref("num_steps")
-        ref('num_steps')
-    """
-    if not isinstance(path, str) or not path or is_glob(path):
-        raise ConfigError(message("ref takes a path from the root of the config", got=repr(path), expected="str"))
-    return Ref(path)

@@ -8,7 +8,7 @@
 | configs, nodes, dicts and tuples with floats or configs, `float | Schedule` | child | as its members |
 | anything else | child if the value is a node or config, else static | as its own |
 | `field(static=True)`, `field(opaque=True)`, `field(dynamic=True)` on an int | static, opaque, leaf | as said |
-| `field(dynamic=True)` on tuples with ints: `tuple[int, ...]`, `tuple[tuple[int, float], ...]` | child | as its members |
+| `field(dynamic=True)` on `tuple[int, ...]`, `tuple[tuple[int, float], ...]`: leaves | child | as its members |
 
 Roles are fixed by annotations alone, so a config that holds tracers, `None` or axis numbers flattens as one that holds
 floats. References, pins and nodes may stand in any field.

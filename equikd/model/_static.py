@@ -190,7 +190,8 @@ def same(first: Any, second: Any) -> bool:
         dtype = float_dtype().type
         return typed_key(float(dtype(first))) == typed_key(float(dtype(second)))
     if _is_named(first) and _is_named(second):
-        return first is second or (first.__module__, first.__qualname__) == (second.__module__, second.__qualname__)
+        names = [(getattr(value, "__module__", None), value.__qualname__) for value in (first, second)]  # pyright: ignore
+        return first is second or names[0] == names[1]
     return typed_key(first) == typed_key(second)
 
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equikd.config._names import spell
 from equikd.config._resolve import Resolver
 from equikd.config._values import float_dtype, is_config, number
 from equikd.errors import ConfigError, listing, message
@@ -32,6 +33,7 @@ from equikd.model._floats import (
     blamed,
     explain,
     float_leaves,
+    line_of,
     pin_advice,
     reached,
     spelled,
@@ -112,7 +114,10 @@ def _other_statics(first: Any, model: Any, what: str) -> list[str]:
 
 
 def _static(parts: dict[str, tuple[str, Any]], key: str) -> str:
-    return repr(parts[key][1]) if key in parts else "nothing of the kind"
+    if key not in parts:
+        return "nothing of the kind"
+    value = parts[key][1]
+    return str(float_dtype().type(value)) if type(value) is float else spell(value)
 
 
 def _is_shape(leaf: Any) -> bool:
@@ -206,8 +211,23 @@ def _find_static_floats(config: Any, positions: dict[str, int]) -> dict[str, str
     ids = {id(value): path for path, value in objects.items()}
     config = with_floats(config, {index: objects[path] for path, index in positions.items()})
     found: dict[str, str] = {}
-    eqx.filter_eval_shape(lambda key: found.update(given_floats(build(config, key)[0], ids)), jax.random.key(0))
+    _untraced(lambda key: found.update(given_floats(build(config, key)[0], ids)))
     return found
+
+
+def _untraced(make: Callable[[jax.Array], Any]) -> Any:
+    """What a build with Python floats gives, as shapes: only its key is traced."""
+    try:
+        return eqx.filter_eval_shape(make, jax.random.key(0))
+    except NEEDS_VALUE as error:
+        error.add_note(
+            message(
+                "the model is built for its shapes alone here, and Python needs the values of an array",
+                where=line_of(error),
+                fix="compute with jax.numpy, or build it yourself: Trainer(model=None, ...) and train(model=my_model)",
+            )
+        )
+        raise
 
 
 def twin(config: Any) -> Twin:
@@ -224,7 +244,7 @@ def twin(config: Any) -> Twin:
 
 
 def _make_twin(config: Any) -> Twin:
-    def untraced(key: jax.Array) -> tuple[Any, Any]:
+    def checked(key: jax.Array) -> tuple[Any, Any]:
         model, state = build(config, key)
         check_arrays(model)
         return model, state
@@ -232,7 +252,7 @@ def _make_twin(config: Any) -> Twin:
     def compare(config: Any, key: jax.Array) -> None:
         traced.update(_compared(shapes[0], config, key, problems))
 
-    shapes = eqx.filter_eval_shape(untraced, jax.random.key(0))
+    shapes = _untraced(checked)
     if not float_leaves(config):
         return _verdicts(shapes, named_leaves(shapes[0]))
     problems: dict[str, str] = {}
@@ -256,7 +276,7 @@ def _without_chance(config: Any, problems: dict[str, str], first: Any) -> dict[s
         ConfigError: even two untraced builds differ in structure.
     """
     again: dict[str, str] = {}
-    eqx.filter_eval_shape(lambda key: _compared(first, config, key, again) and None, jax.random.key(0))
+    _untraced(lambda key: _compared(first, config, key, again) and None)
     if "" in again:
         raise ConfigError(
             message(
@@ -302,7 +322,8 @@ def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
 
         paths = blamed(config, recurs)
         got = f"it comes from {listing(map(spelled, paths), 8)}" if paths else None
-        messages.append(message(what, got=got, fix=pin_advice(config, paths) if paths else None))
+        instead = "keep it in a field of the module and read it there, or " if "closes over" in what else ""
+        messages.append(message(what, got=got, fix=instead + pin_advice(config, paths) if paths else None))
     return messages
 
 

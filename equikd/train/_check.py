@@ -164,9 +164,12 @@ def _fits_the_other_way(run: Callable[[Any], Context], config: Any) -> bool:
 def _call_message(error: Exception, config: Any, context: Context, state: Any, takes_batches: bool) -> str:
     model = context.model
     paths = (key_paths(model) if isinstance(model, eqx.Module) else {}) | config.inputs
-    values = inputs_of(model, config.inputs, context, stateful=state.model_state is not None)
+    try:
+        values = inputs_of(model, config.inputs, context, stateful=state.model_state is not None)
+    except WiringError:  # it failed even before it was called
+        values = {}
     one = "one example at a time, so without the first axis of what comes from the batch"
-    fix = "it takes whole batches: give the trainer per_example=False" if takes_batches else None
+    fix = "on whole batches it works: per_example=False, if that is what it takes" if takes_batches else None
     if "key" in str(error) and "key" not in parameters_of(model):
         fix = "give its call an argument `key`, which is filled with a PRNG key"
     return message(
@@ -181,12 +184,14 @@ def _call_message(error: Exception, config: Any, context: Context, state: Any, t
 def _told(error: Exception) -> str:
     """The line that an error comes from, and what it says."""
     line, lines = line_of(error), str(error).strip().splitlines()
-    if isinstance(error, TypeCheckError):  # what it says before its first ruler names argument and annotation
-        lines = [text for text in lines[: next((i for i, text in enumerate(lines) if text[:3] == "---"), 4)]]
-    else:
-        lines = lines[:1]
-    says = f"{type(error).__name__}: " + "\n".join(text[:300] for text in lines)
+    # What a type check says above its ruler names argument and annotation; the first line of others says it.
+    count = next((i for i, text in enumerate(lines) if text.startswith("---")), 1) if _is_type_check(error) else 1
+    says = f"{type(error).__name__}: " + "\n".join(_spelled(text)[:300] for text in lines[:count])
     return says if line is None else f"{line}\n{says}"
+
+
+def _is_type_check(error: Exception) -> bool:
+    return isinstance(error, TypeCheckError)
 
 
 def _shapes(value: Any) -> str:
@@ -236,7 +241,7 @@ def _owner_message(error: Exception, owner: Any, context: Context, where: str) -
     wanted = [f"{name}: {_spelled(a)}" for name, a in annotations.items() if a not in (inspect.Parameter.empty, Any)]
     return message(
         f"{where}: {type(owner).__name__} does not fit the shapes that it gets",
-        where=None if isinstance(error, TypeCheckError) else _told(error),
+        where=None if _is_type_check(error) else _told(error),
         got="\n".join(f"{name} = {paths[name]!r}: {_shapes(value)}" for name, value in values.items()),
         expected="\n".join(wanted) or None,
     )
@@ -245,7 +250,8 @@ def _owner_message(error: Exception, owner: Any, context: Context, where: str) -
 def _spelled(annotation: Any) -> str:
     """An annotation as it was written, nearly."""
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return re.sub(r"(jaxtyping|typing)\.", "", name.replace("jaxlib._jax.Array", "Array"))
+    name = re.sub(r"<class '(.*)'>", r"\1", name.replace("jaxlib._jax.Array", "Array"))
+    return re.sub(r"\b(jaxtyping|typing)\.", "", name)
 
 
 def unwired(owner: Any, context: Context, where: str) -> list[str]:

@@ -1,10 +1,10 @@
 """`trainer.in_step`: the part of a trainer that enters its step, and nothing else.
 
-Its floats are leaves. References that lead out of it (`ref("num_steps")` in a schedule) are followed here: a float, config
-or node enters once, under `referred`, however many read it; anything else is put in place of the reference, where an int
-is a leaf if the field that reads it is dynamic, as the step counts of schedules are. So changing any other field of the
-trainer never retraces. Floats that cannot be traced, or that `trace` leaves out, are pinned: floats that modules declare
-static, `trace=` globs and pins are one mechanism.
+Its floats are leaves. References that lead out of it (`ref("num_steps")` in a schedule) are followed here: a float,
+config or node enters once, under `referred`, however many read it; anything else is put in place of the reference,
+where an int is a leaf if the field that reads it is dynamic, as the step counts of schedules are. So changing any other
+field of the trainer never retraces. Floats that cannot be traced, or that `trace` leaves out, are pinned: floats that
+modules declare static, `trace=` globs and pins are one mechanism.
 """
 
 import dataclasses

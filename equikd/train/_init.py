@@ -1,7 +1,7 @@
 """Making the first train state: the model, its optimizer's state and its PRNG key, at the fixed point of the step.
 
-Init runs eagerly: under jit the parameter init of a deep model took 9.7 s to compile against 1.5 s eager, and saved 0.3 s
-on a tiny one. Dtypes are strong from the start, so nothing compiles a second time at step 2.
+Init runs eagerly: under jit the parameter init of a deep model took 9.7 s to compile against 1.5 s eager, and saved
+0.3 s on a tiny one. Dtypes are strong from the start, so nothing compiles a second time at step 2.
 """
 
 from typing import Any
@@ -116,8 +116,8 @@ def _hyperparameters(config: Any, hyperparameter: tuple[bool, ...]) -> list[Any]
 def strong_model(model: Any, hyperparameter: tuple[bool, ...]) -> Any:
     """A model whose arrays and hyperparameters are strong JAX arrays; its other Python numbers are part of the program.
 
-    A pinned number stays a Python number: as an array it would be computed with in another way (x / q is x * (1 / q) where
-    q is known), so results would differ in their last bits from those of a loop that has it as a constant.
+    A pinned number stays a Python number: as an array it would be computed with in another way (x / q is x * (1 / q)
+    where q is known), so results would differ in their last bits from those of a loop that has it as a constant.
     """
     leaves, structure = jax.tree.flatten(model)
     pairs = zip(leaves, hyperparameter, strict=True)
@@ -160,7 +160,11 @@ def _trainable(wanted: Any, verdict: Twin) -> tuple[bool, ...]:
     unmatched = [glob for glob in globs if not any(matches(glob, path) for path in parameters)]
     if unmatched:
         errors = [
-            message(f"trainable: {glob!r} matches no parameter", near=nearest(glob, parameters), expected=listing(parameters))
+            message(
+                f"trainable: {glob!r} matches no parameter",
+                near=nearest(glob, parameters),
+                expected=f"parameters: {listing(parameters)}",
+            )
             for glob in unmatched
         ]
         raise ConfigError(report(f"{len(errors)} patterns of trainable match nothing", errors))

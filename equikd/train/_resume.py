@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from equikd.config import diff, from_json, to_json
 from equikd.errors import CheckpointError, ConfigError, listing, message
@@ -205,13 +206,20 @@ def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path)
     path = RunDirectory.open(workdir).metrics
     rows = {row.split: row for row in read_records(path) if row.step == setup.num_steps} if path.exists() else {}
     silent = dataclasses.replace(output, writers=Writers(()))
+    interval = stepper.swap()
     if "train" in rows:
         output.history.append(rows["train"])
         output.latest |= {f"train/{name}": value for name, value in rows["train"].metrics.items()}
-    else:
-        output.write(Pending(setup.num_steps, "train", stepper.swap()))
+    elif not _is_empty(interval, Stepper.empty(setup.config, setup.state, setup.spec)):
+        output.write(Pending(setup.num_steps, "train", interval))
     for one in setup.evals:
         (silent if one.name in rows else output).write(Pending(setup.num_steps, one.name, run_eval(one, stepper)))
+
+
+def _is_empty(interval: Any, empty: Any) -> bool:
+    """Whether accumulators hold no step at all."""
+    pairs = zip(jax.tree.leaves(_arrays(jax.device_get(interval))), jax.tree.leaves(_arrays(empty)), strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _refuse_other_arrays(old: Any, new: Any) -> None:

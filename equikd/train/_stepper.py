@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from equikd._compat import Tracer
+from equikd._compat import Tracer, is_weak
 from equikd.config import resolve
 from equikd.data import Batch, as_batch, batch_size
 from equikd.data._pipeline import all_real
@@ -25,8 +25,9 @@ from equikd.sharding import place
 from equikd.train._cache import Cache, is_array, structure_key
 from equikd.train._in_step import InStep
 from equikd.train._packing import layout_of, pack, unpack
-from equikd.train._state import TrainState
+from equikd.train._state import TrainState, strong
 from equikd.train._step import default_step
+from equikd.tree import named_leaves
 
 _PROGRAMS: "Cache[Program]" = Cache(most=128)
 
@@ -53,9 +54,8 @@ class Program:
             config = jax.tree.unflatten(config_tree, config_leaves)
             new, aux = step_of(config)(config, self.state(state_leaves), batch)
             new, (aux, traced["aux_static"]) = eqx.filter(new, is_array), eqx.partition(aux, is_array)
-            _check_structure(self.state_tree, new)
             traced["aux_tree"] = jax.tree.structure(aux)
-            leaves = jax.tree.leaves(new)
+            leaves = _fitting(jax.tree.unflatten(self.state_tree, state_leaves), new)
             changed = [old is not new for old, new in zip(state_leaves, leaves, strict=True)]
             if traced.setdefault("changed", changed) != changed:
                 raise EquikdError(message("the step, traced again, changes other leaves of the state than before"))
@@ -118,17 +118,30 @@ class Program:
         return self._aux(self._empty)
 
 
-def _check_structure(wanted: Any, new: Any) -> None:
-    """Refuse a step whose state has another structure than the one it was given."""
-    if jax.tree.structure(new) != wanted:
-        raise EquikdError(
-            message(
-                "the step changes the structure of the train state",
-                got=str(jax.tree.structure(new))[:400],
-                expected=str(wanted)[:400],
-                fix="return a state with the same modules, containers and verdicts as the one given",
-            )
-        )
+def _fitting(old: Any, new: Any) -> list[Any]:
+    """The leaves of the new state, strong like those of the old one.
+
+    Raises:
+        EquikdError: the step gave the state another structure, or a leaf another shape or dtype; with all paths.
+    """
+    before, after = named_leaves(old), named_leaves(new)
+    lines = [f"{path} is gone" for path in before if path not in after]
+    lines += [f"{path} is new: {_spec(after[path])}" for path in after if path not in before]
+    lines += [
+        f"{path} was {_spec(leaf)}, and is {_spec(after[path])}"
+        for path, leaf in before.items()
+        if path in after and _spec(leaf) != _spec(after[path])
+    ]
+    if not lines and jax.tree.structure(old) != jax.tree.structure(new):
+        lines = [f"{jax.tree.structure(old)} has become {jax.tree.structure(new)}"]
+    if lines:
+        fix = "return a state with the modules, containers, shapes and dtypes of the one given"
+        raise EquikdError(message("the step changes the structure of the train state", got="\n".join(lines)[:2000], fix=fix))
+    return [strong(leaf) if is_weak(leaf) else leaf for leaf in jax.tree.leaves(new)]
+
+
+def _spec(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def _pure_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
@@ -202,9 +215,10 @@ class Stepper:
         # The mask of full batches is one shared array: it says that their arrays were looked at, and is sent only once.
         if type(batch) is not Batch or batch.mask is not self._all_real:
             batch = as_batch(batch)
-        mask = self._mask if batch.mask is self._all_real else batch.mask
+        data, mask = batch.data, batch.mask
+        data, mask = place(data), self._mask if mask is self._all_real else place(mask)
         self._changing, self._accumulators = self._program.run(
-            self._changing, self._accumulators, self._kept, self._config_leaves, place(batch.data), place(mask)
+            self._changing, self._accumulators, self._kept, self._config_leaves, data, mask
         )
 
     def _leaves(self) -> list[jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from equikd.config import Node, config, lazy, override, pin, ref
+from equikd.config import Node, config, from_json, lazy, override, pin, ref, resolve, to_json
 from equikd.config._node import parts
 from equikd.errors import ConfigError
 from equikd.tree import PathError, get
@@ -220,3 +220,17 @@ def test_pins_and_references(snapshot):
     snapshot("wrong_ref", raised(lambda: ref("")) + "\n" + raised(lambda: ref("a.*")) + "\n" + raised(lambda: ref(3)))
     with pytest.raises(PathError):
         ref("a..b")
+
+
+def test_partial_keeps_what_is_given_and_checks_it(snapshot):
+    node = lazy.partial(optax.adamw)(b1=1, weight_decay=0.5)
+    assert node.b1 == 1.0 and type(node.b1) is float
+    assert from_json(to_json(node)) == node
+    assert override(node, {"learning_rate": 1}).learning_rate == 1.0
+    linear = resolve(lazy.partial(eqx.nn.Linear)(3))(2, key=jax.random.key(0))
+    assert (linear.in_features, linear.out_features) == (3, 2)
+    with pytest.raises(ConfigError) as error:
+        lazy.partial(optax.adamw)(learning_rat=1e-3, b1=0.9)
+    snapshot("partial_unknown_argument", str(error.value))
+    with pytest.raises(ConfigError, match="no argument 'nothing'|nothing"):
+        override(node, {"nothing": 1.0})

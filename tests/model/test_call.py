@@ -157,7 +157,14 @@ def test_a_model_without_inputs_is_called_once_an_example():
 
 def test_outputs_that_are_no_arrays_pass_through():
     def model(x):
-        return {"name": "text", "none": None, "function": jax.nn.relu, "number": 3, "pair": (x, x.sum()), "same": jnp.ones(2)}
+        return {
+            "name": "text",
+            "none": None,
+            "function": jax.nn.relu,
+            "number": 3,
+            "pair": (x, x.sum()),
+            "same": jnp.ones(2),
+        }
 
     out = preds_of(model)
     assert (out["name"], out["none"], out["function"], out["number"]) == ("text", None, jax.nn.relu, 3)

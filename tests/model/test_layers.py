@@ -200,7 +200,10 @@ def test_running_statistics_move_in_training_and_not_in_evals(mode):
     names = named_leaves(before.model_state)
     assert names
     assert not any(path in dict(zip(named_leaves(before.model), before.trainable, strict=True)) for path in names)
-    moved = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before.model_state, result.state.model_state)), strict=True)]
+    moved = [
+        not np.array_equal(a, b)
+        for a, b in zip(*map(jax.tree.leaves, (before.model_state, result.state.model_state)), strict=True)
+    ]
     assert all(moved)
     # Another run without evals ends in the same statistics, and predicting changes none.
     alone = ek.override(made, {"evals": {}}).train()
@@ -220,7 +223,10 @@ def test_batch_norm_follows_a_loop_by_hand():
     def by_hand(model, model_state, x, y):
         def loss(model, model_state):
             preds, model_state = jax.vmap(
-                lambda x, s: model(x, s, key=jax.random.key(0)), axis_name="batch", in_axes=(0, None), out_axes=(0, None)
+                lambda x, s: model(x, s, key=jax.random.key(0)),
+                axis_name="batch",
+                in_axes=(0, None),
+                out_axes=(0, None),
             )(x, model_state)
             return jnp.mean((preds - y) ** 2), model_state
 
@@ -273,8 +279,13 @@ def test_a_sequential_with_and_without_state():
 def test_weight_norm_and_adaptive_pooling_and_identity():
     def make(*, key):
         return eqx.nn.Sequential(
-            [eqx.nn.WeightNorm(eqx.nn.Linear(4, 8, key=key)), eqx.nn.Lambda(lambda x: x[None]), eqx.nn.AdaptiveAvgPool1d(4)]
-            + [eqx.nn.Lambda(jnp.ravel), eqx.nn.Identity()]
+            [
+                eqx.nn.WeightNorm(eqx.nn.Linear(4, 8, key=key)),
+                eqx.nn.Lambda(lambda x: x[None]),
+                eqx.nn.AdaptiveAvgPool1d(4),
+                eqx.nn.Lambda(jnp.ravel),
+                eqx.nn.Identity(),
+            ]
         )
 
     trained(L(make)())

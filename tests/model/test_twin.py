@@ -1,7 +1,7 @@
 """The twin: which leaves are trained, which follow the config, and what can do neither.
 
-Public faults: a dropout rate as an array leaf gets a gradient or weight decay (equinox 318, 772); one array at two paths
-becomes two parameters (jax 9635).
+Public faults: a dropout rate as an array leaf gets a gradient or weight decay (equinox 318, 772); one array at two
+paths becomes two parameters (jax 9635).
 """
 
 import functools
@@ -449,7 +449,10 @@ def test_python_that_needs_a_value_is_an_error_that_names_the_pin(name, module, 
     with pytest.raises(kind) as error:
         made.init()
     assert any("model.layers[0] = " in note for note in error.value.__notes__)
-    snapshot(f"needs_value_{name}", next(note for note in error.value.__notes__ if note.startswith("Python needs the value of a traced")))
+    snapshot(
+        f"needs_value_{name}",
+        next(note for note in error.value.__notes__ if note.startswith("Python needs the value of a traced")),
+    )
     pinned = ek.override(made, {"model.layers[0].p": ek.pin(0.25)})
     assert len(kinds(pinned.model)) == len(named_leaves(pinned.init().model))
 
@@ -706,3 +709,56 @@ def test_what_differs_from_build_to_build_by_itself_is_not_blamed_on_floats(snap
     with pytest.raises(ConfigError) as error:
         trainer(ek.lazy(Growing)(p=0.25)).init()
     snapshot("structure_by_chance", re.sub(r"\(\d+ more\)|parts\[\d+\], ", "", str(error.value)))
+
+
+class Orthogonal(Plain):
+    w: np.ndarray
+    p: float
+
+    def __init__(self, p, *, key):
+        self.p, self.w = p, np.linalg.qr(np.asarray(jax.random.normal(key, (3, 3))))[0]
+
+
+def test_a_construction_that_needs_values_of_arrays_says_what_to_do_instead(snapshot):
+    made = trainer(ek.lazy(Orthogonal)(p=0.25))
+    with pytest.raises(jax.errors.TracerArrayConversionError) as error:
+        made.init()
+    snapshot("needs_array", next(note for note in error.value.__notes__ if note.startswith("the model is built")))
+    mine = Orthogonal(0.25, key=jax.random.key(0))
+    assert ek.override(made, {"model": None}).init(model=mine).params().w.shape == (3, 3)
+
+
+class Positional(Plain):
+    rates: tuple
+    w: jax.Array
+
+    def __init__(self, width, *rates):
+        self.rates, self.w = tuple(rate * 2 for rate in rates), jnp.ones(width)
+
+    def __call__(self, x, *, key=None):
+        return x * self.w * self.rates[0]
+
+
+def test_floats_by_position_are_hyperparameters():
+    made = trainer(ek.lazy(Positional)(3, 0.25, 0.5))
+    assert kinds(made.model) == {"rates[0]": "hyperparameter", "rates[1]": "hyperparameter", "w": "parameter"}
+    changed = ek.override(made, {"model[1]": 0.75})
+    state, _ = ek.train.step(changed, made.init(), {"x": X[:8]})
+    assert [float(rate) for rate in state.model.rates] == [1.5, 1.0]
+
+
+def test_doubles_stay_doubles_under_x64():
+    class Table(Plain):
+        table: np.ndarray
+        p: float
+
+        def __init__(self, p):
+            self.p, self.table = p, np.ones(3)
+
+    with jax.enable_x64(True):
+        made = trainer(ek.lazy(Table)(p=0.1), train_data=ek.data.InMemory({"x": np.float64(X)}, batch_size=8))
+        state = made.init()
+        assert state.model.table.dtype == state.model.p.dtype == np.float64
+        assert float(state.model.p) == 0.1
+    state = trainer(made.model).init()
+    assert state.model.table.dtype == state.model.p.dtype == np.float32

@@ -129,9 +129,7 @@ def warmup_cosine(step: Any, init: float, peak: float, end: float, exponent: flo
     return jnp.where(step < warmup, up, (peak - end) * cosine**exponent + end)
 
 
-def scheduled(
-    make_model: Callable[..., Any], values: Values, *, data: Any, batch_size: int, steps: int
-) -> Outcome:
+def scheduled(make_model: Callable[..., Any], values: Values, *, data: Any, batch_size: int, steps: int) -> Outcome:
     """Two losses, one under a schedule; clipping, Adam, momentum, decay and a warmed-up rate, put together by hand.
 
     The optimizer is a plain function of the gradients, so that nothing of optax's composition is taken on trust either.

@@ -64,7 +64,7 @@ class WithLambda(Counted):
     def __init__(self, rate: float = 0.5, *, key: jax.Array) -> None:
         self.ends(key)
         self.rate = rate
-        self.activation = lambda x: jnp.tanh(x)
+        self.activation = lambda x: jnp.tanh(x) + 0.0
 
     def __call__(self, x: jax.Array) -> jax.Array:
         self.traces[0] += 1
@@ -163,6 +163,11 @@ def small(model: Any = None, **fields: Any) -> ek.Trainer:
         "writers": (),
     }
     return ek.Trainer(**made | fields)
+
+
+def quick(model: Any = None, **fields: Any) -> ek.Trainer:
+    """`small`, with a model that has no dropout: its step compiles in half the time."""
+    return small(ek.lazy(Plain)() if model is None else model, **fields)
 
 
 def evaluated(every: int | None = 4, batch_size: int = 20) -> dict[str, Any]:

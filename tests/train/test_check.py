@@ -73,7 +73,11 @@ def test_everything_that_is_connected_wrongly_is_one_report(refused):
     trainer = small(
         inputs={"x": "batch.xx"},
         losses={"ce": cross_entropy(labels="batch.lable"), "ok": cross_entropy()},
-        metrics={"accuracy": accuracy(labels="labels"), "norm": Norm(values="grad"), "mask": accuracy(mask="batch.masks")},
+        metrics={
+            "accuracy": accuracy(labels="labels"),
+            "norm": Norm(values="grad"),
+            "mask": accuracy(mask="batch.masks"),
+        },
         evals={"test": ek.evals.Eval(data=evaluated()["test"].data, metrics={"acc": accuracy(labels="batch.label.x")})},
     )
     text = refused("all_wrong_key_paths", trainer)
@@ -107,7 +111,7 @@ def test_one_wrong_key_path(name, fields, refused):
 
 
 def test_right_key_paths_are_not_reported_with_a_wrong_one(refused):
-    """The report knows what a metric of the training step sees, down to the optimizer's state and the losses' states."""
+    """The report knows what a metric of the training step sees, down to the states of optimizer and losses."""
     right = {
         "grads": Norm(values="grads.first.weight"),
         "updates": Norm(values="updates.last"),
@@ -218,12 +222,18 @@ def test_shapes_and_key_paths_are_one_report(refused):
     losses = {"broken": Broken(x="preds"), "ce": cross_entropy(labels="batch.y")}
     evals = {"test": ek.evals.Eval(data=evaluated()["test"].data, metrics={"a": accuracy(labels="grads")})}
     text = refused("shapes_and_key_paths", small(losses=losses, evals=evals))
-    assert [text.count(part) for part in ("losses.broken", "losses.ce.labels", "evals.test.metrics.a.labels")] == [1, 1, 1]
+    assert [text.count(part) for part in ("losses.broken", "losses.ce.labels", "evals.test.metrics.a.labels")] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_a_mask_that_does_not_fit(refused):
     data = arrays() | {"keep": np.ones((96, 7), bool)}
-    trainer = small(losses={"ce": cross_entropy(mask="batch.keep")}, train_data=ek.data.InMemory(data, batch_size=BATCH))
+    trainer = small(
+        losses={"ce": cross_entropy(mask="batch.keep")}, train_data=ek.data.InMemory(data, batch_size=BATCH)
+    )
     refused("shape_of_a_mask", trainer)
 
 
@@ -343,3 +353,15 @@ def test_nothing_is_compiled_by_a_check_that_passes(compilations):
 
     prepare(ek.override(trainer, {"optimizer.learning_rate": 0.5}))
     assert compilations.names == []
+
+
+def own_step(config: Any, state: ek.train.TrainState, batch: Any) -> Any:
+    context = ek.train.loss_and_gradients(config, state, batch)
+    state, context = ek.train.apply_updates(config, state, context)
+    return state, ek.train.collect(config, context)
+
+
+def test_with_a_step_of_ones_own_the_evals_are_checked_all_the_same(refused):
+    evals = {"test": ek.evals.Eval(data=evaluated()["test"].data, metrics={"a": accuracy(labels="batch.labels")})}
+    small(step=own_step, evals=evaluated()).init()
+    refused("own_step", small(step=own_step, evals=evals))

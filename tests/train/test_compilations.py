@@ -26,7 +26,7 @@ from tests.train._small import (
     assert_same,
     differs,
     evaluated,
-    small,
+    quick,
 )
 
 MODELS: dict[str, Any] = {
@@ -43,7 +43,9 @@ MODELS: dict[str, Any] = {
 
 @functools.cache
 def base() -> ek.Trainer:
-    return small(evals=evaluated(), shared={"unused": 1.0}, checkpoints=ek.train.Checkpoints(every=6))
+    return quick(
+        MODELS["dropout"], evals=evaluated(), shared={"unused": 1.0}, checkpoints=ek.train.Checkpoints(every=6)
+    )
 
 
 @ek.config.config
@@ -101,7 +103,7 @@ def test_every_field_outside_the_step_is_among_these() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_second_trainer_a_second_run_and_the_public_step_compile_nothing(kind: str, compilations: Any) -> None:
     def make() -> ek.Trainer:
-        return small(MODELS[kind], evals=evaluated(), optimizer=ek.lazy(optax.adam)(learning_rate=1e-2))
+        return quick(MODELS[kind], evals=evaluated(), optimizer=ek.lazy(optax.adam)(learning_rate=1e-2))
 
     trainer = make()
     first = trainer.train()
@@ -133,14 +135,14 @@ STATIC = {
 @pytest.mark.parametrize("kind", STATIC)
 def test_a_float_that_a_module_declares_static_recompiles_once(kind: str, compilations: Any) -> None:
     path, value = STATIC[kind]
-    before = small(MODELS[kind]).train()
+    before = quick(MODELS[kind]).train()
     compilations.clear()
-    changed = ek.override(small(MODELS[kind]), {path: value})
+    changed = ek.override(quick(MODELS[kind]), {path: value})
     after = changed.train()
     assert compilations.names == ["jit(flat_step)"]
     assert differs(before.state, after.state)
     changed.train()
-    small(MODELS[kind]).train()
+    quick(MODELS[kind]).train()
     ek.override(changed, {"optimizer.learning_rate": 0.3}).train()
     assert compilations.names == ["jit(flat_step)"]
 
@@ -149,7 +151,7 @@ def test_equal_static_values_of_another_type_are_another_program(compilations: A
     """1 is not True, and -0.0 not 0.0."""
 
     def run(value: Any) -> Any:
-        return small(optimizer=ek.lazy(_sgd)(1e-2, ek.pin(value) if type(value) is float else value)).train()
+        return quick(optimizer=ek.lazy(_sgd)(1e-2, ek.pin(value) if type(value) is float else value)).train()
 
     run(1)
     compilations.clear()
@@ -188,7 +190,7 @@ def test_one_compilation_of_the_step_and_one_of_the_eval_in_300_steps(
 ) -> None:
     watch = _Watch(compilations.names)
     monkeypatch.setattr(Silent, "open", watch.open)
-    trainer = small(
+    trainer = quick(
         ek.lazy(Dropping)(rate=0.125),
         optimizer=ek.lazy(optax.adamw)(learning_rate=1e-3),  # another structure than all other tests have
         num_steps=300,
@@ -219,10 +221,10 @@ def test_the_device_is_read_once_an_interval_and_once_an_eval(monkeypatch: Any) 
 
     original = _loop.read
     monkeypatch.setattr(_loop, "read", read)
-    small(num_steps=20, log_every=4).train()
+    quick(num_steps=20, log_every=4).train()
     assert len(reads) == 5
     reads.clear()
-    small(num_steps=22, log_every=4, evals=evaluated(every=10)).train()  # intervals end at 4, 8, ..., 20, 22
+    quick(num_steps=22, log_every=4, evals=evaluated(every=10)).train()  # intervals end at 4, 8, ..., 20, 22
     assert len(reads) == 6 + 3
 
 
@@ -242,13 +244,13 @@ def test_the_device_is_read_one_interval_late(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(_loop, "read", read)
     monkeypatch.setattr(ek.train.Stepper, "step", counted)
-    small(num_steps=20, log_every=5).train()
+    quick(num_steps=20, log_every=5).train()
     assert reads == [10, 15, 20, 20]
 
 
 def test_the_stepper_reads_nothing(monkeypatch: Any) -> None:
     """`jax.device_get`, `float` and `np.asarray` of an array all ask for its `_value`."""
-    trainer = small(num_steps=20, log_every=5)
+    trainer = quick(num_steps=20, log_every=5)
     stepper = ek.train.Stepper(trainer, trainer.init())
     batches = trainer.batches(stepper.state)
     stepper.step(next(batches))

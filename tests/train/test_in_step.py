@@ -12,7 +12,7 @@ import pytest
 import equikd as ek
 from equikd.errors import ConfigError
 from equikd.tree import named_leaves
-from tests.train._small import BATCH, Counted, Dropping, LayerNormed, Plain, assert_same, differs, evaluated, leaves, small
+from tests.train._small import BATCH, Counted, Dropping, LayerNormed, assert_same, differs, evaluated, leaves, quick
 
 
 def error(weight: Any = 1.0) -> Any:
@@ -22,7 +22,7 @@ def error(weight: Any = 1.0) -> Any:
 def test_num_steps_in_a_schedule_recompiles_nothing(compilations: Any) -> None:
     def make(num_steps: int) -> ek.Trainer:
         rate = ek.optim.WarmupCosine(0.0, 0.1, warmup_steps=2, decay_steps=ek.ref("num_steps"))
-        return small(ek.lazy(Plain)(), optimizer=ek.lazy(optax.sgd)(rate), num_steps=num_steps)
+        return quick(optimizer=ek.lazy(optax.sgd)(rate), num_steps=num_steps)
 
     make(12).train()
     compilations.clear()
@@ -33,7 +33,7 @@ def test_num_steps_in_a_schedule_recompiles_nothing(compilations: Any) -> None:
     assert Counted.traces[0] == 0
     # As with the number itself, and as optax's own schedule has it.
     rate = ek.optim.WarmupCosine(0.0, 0.1, warmup_steps=2, decay_steps=20)
-    assert_same(result.state, small(ek.lazy(Plain)(), optimizer=ek.lazy(optax.sgd)(rate), num_steps=20).train().state)
+    assert_same(result.state, quick(optimizer=ek.lazy(optax.sgd)(rate), num_steps=20).train().state)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 20)
     state = make(20).init()
     for step, batch in zip(range(20), make(20).batches(state), strict=False):
@@ -52,7 +52,7 @@ def _loss(model: Any, batch: Any) -> Any:
 def test_a_referred_float_is_one_leaf_with_two_readers(compilations: Any) -> None:
     def make(value: float) -> ek.Trainer:
         losses = {"a": error(ek.ref("shared.weight")), "b": error(ek.ref("shared.weight"))}
-        return small(losses=losses, shared={"weight": value, "unused": 1.0})
+        return quick(losses=losses, shared={"weight": value, "unused": 1.0})
 
     names = [path for path in named_leaves(make(0.5).in_step) if "weight" in path]
     assert len(names) == 1
@@ -61,7 +61,7 @@ def test_a_referred_float_is_one_leaf_with_two_readers(compilations: Any) -> Non
     after = ek.override(make(0.5), {"shared.weight": 2.0}).train()
     assert compilations.names == []
     assert_same(after.state, make(2.0).train().state)
-    plain = small(losses={"a": error(2.0), "b": error(2.0)}).train()
+    plain = quick(losses={"a": error(2.0), "b": error(2.0)}).train()
     assert_same(after.state, plain.state)
     assert after.metrics == plain.metrics
     assert before.metrics["train/weighted/a"] != after.metrics["train/weighted/a"]
@@ -69,19 +69,19 @@ def test_a_referred_float_is_one_leaf_with_two_readers(compilations: Any) -> Non
 
 
 def test_a_reference_inside_the_step_is_one_leaf_with_two_readers(compilations: Any) -> None:
-    trainer = small(losses={"a": error(0.5), "b": error(ek.ref("losses.a.weight"))})
+    trainer = quick(losses={"a": error(0.5), "b": error(ek.ref("losses.a.weight"))})
     assert [path for path in named_leaves(trainer.in_step) if "weight" in path] == ["losses.a.weight"]
     trainer.train()
     compilations.clear()
     after = ek.override(trainer, {"losses.a.weight": 2.0}).train()
     assert compilations.names == []
     assert after.metrics["train/weighted/a"] == after.metrics["train/weighted/b"]
-    assert after.metrics == small(losses={"a": error(2.0), "b": error(2.0)}).train().metrics
+    assert after.metrics == quick(losses={"a": error(2.0), "b": error(2.0)}).train().metrics
 
 
 def test_a_gradient_reaches_a_referred_float_from_both_its_readers() -> None:
     losses = {"a": error(ek.ref("shared.weight")), "b": error(ek.ref("shared.weight"))}
-    trainer = small(ek.lazy(Plain)(), losses=losses, shared={"weight": 0.5})
+    trainer = quick(losses=losses, shared={"weight": 0.5})
     state = trainer.init()
     batch = next(trainer.batches(state))
     grads = jax.grad(lambda config: ek.train.step(config, state, batch)[1].loss)(trainer.in_step)
@@ -97,17 +97,17 @@ def test_a_reference_to_a_reference_names_the_same_leaf() -> None:
         "d": error(0.25),
     }
     shared = {"weight": 0.5, "alias": ek.ref("shared.weight"), "inside": ek.ref("losses.d.weight")}
-    trainer = small(losses=losses, shared=shared)
+    trainer = quick(losses=losses, shared=shared)
     assert len([path for path in named_leaves(trainer.in_step) if "weight" in path]) == 2
     metrics = trainer.train().metrics
-    plain = small(losses={"a": error(0.5), "b": error(0.5), "c": error(0.25), "d": error(0.25)}).train().metrics
+    plain = quick(losses={"a": error(0.5), "b": error(0.5), "c": error(0.25), "d": error(0.25)}).train().metrics
     assert metrics == plain
 
 
 def test_a_reference_to_a_node_and_to_a_config(compilations: Any) -> None:
     def make(peak: float, steps: int) -> ek.Trainer:
         schedule = ek.optim.Linear(peak, 0.0, transition_steps=ek.ref("num_steps"))
-        return small(
+        return quick(
             losses={"a": error(ek.ref("shared.fall"))},
             optimizer=ek.lazy(optax.chain)(ek.ref("shared.clip"), ek.lazy(optax.sgd)(ek.ref("shared.fall"))),
             shared={"fall": schedule, "clip": ek.lazy(optax.clip_by_global_norm)(0.1)},
@@ -122,7 +122,7 @@ def test_a_reference_to_a_node_and_to_a_config(compilations: Any) -> None:
     assert differs(before.state, after.state)
     assert int(longer.state.step) == 14
     fall = ek.optim.Linear(0.25, 0.0, transition_steps=12)
-    plain = small(
+    plain = quick(
         losses={"a": error(fall)},
         optimizer=ek.lazy(optax.chain)(ek.lazy(optax.clip_by_global_norm)(0.05), ek.lazy(optax.sgd)(fall)),
     ).train()
@@ -131,7 +131,9 @@ def test_a_reference_to_a_node_and_to_a_config(compilations: Any) -> None:
 
 def test_a_referred_int_of_a_module_is_static(compilations: Any) -> None:
     def make(width: int) -> ek.Trainer:
-        return small(ek.lazy(eqx.nn.MLP)(6, 3, ek.ref("shared.width"), 1), inputs={"x": "batch.x"}, shared={"width": width})
+        return quick(
+            ek.lazy(eqx.nn.MLP)(6, 3, ek.ref("shared.width"), 1), inputs={"x": "batch.x"}, shared={"width": width}
+        )
 
     assert make(4).train().model.layers[0].weight.shape == (4, 6)
     compilations.clear()
@@ -152,8 +154,8 @@ class Weighed(Counted):
 
 def test_a_model_may_read_what_stands_elsewhere(compilations: Any) -> None:
     """Its hyperparameters follow, from outside the step and from within."""
-    outside = small(ek.lazy(Weighed)(ek.ref("shared.scale")), shared={"scale": 0.5})
-    inside = small(ek.lazy(Weighed)(ek.ref("losses.ce.weight")), losses={"ce": error(0.5)})
+    outside = quick(ek.lazy(Weighed)(ek.ref("shared.scale")), shared={"scale": 0.5})
+    inside = quick(ek.lazy(Weighed)(ek.ref("losses.ce.weight")), losses={"ce": error(0.5)})
     for trainer, path in ((outside, "shared.scale"), (inside, "losses.ce.weight")):
         before = trainer.train()
         compilations.clear()
@@ -166,7 +168,7 @@ def test_a_model_may_read_what_stands_elsewhere(compilations: Any) -> None:
 
 def test_a_static_value_that_a_model_reads_elsewhere_makes_another_model() -> None:
     def make(width: int) -> ek.Trainer:
-        return small(
+        return quick(
             ek.lazy(eqx.nn.MLP)(6, 3, ek.ref("optimizer[1].k"), 1),
             optimizer=ek.lazy(optax.chain)(ek.lazy(optax.sgd)(0.1), ek.lazy(_nothing)(k=width)),
         )
@@ -183,19 +185,19 @@ def _nothing(k: int) -> Any:
 def test_a_reference_of_an_eval_leads_to_what_the_trainer_has() -> None:
     own = {"a": error(ek.ref("losses.ce.weight"))}
     evals = {"test": ek.evals.Eval(data=evaluated()["test"].data, losses=own)}
-    metrics = small(losses={"ce": error(0.25)}, evals=evals).train().metrics
+    metrics = quick(losses={"ce": error(0.25)}, evals=evals).train().metrics
     np.testing.assert_allclose(metrics["test/loss"], 0.25 * metrics["test/losses/a"], rtol=1e-6)
 
 
 def test_a_reference_that_leads_nowhere_or_back_is_an_error() -> None:
     for target, words in (("shared.wieght", "weight"), ("losses.a.weight", "back to itself")):
-        trainer = small(losses={"a": error(ek.ref(target))}, shared={"weight": 1.0})
+        trainer = quick(losses={"a": error(ek.ref(target))}, shared={"weight": 1.0})
         with pytest.raises(ConfigError, match=words):
             trainer.init()
 
 
 def test_trace_leaves_out_all_other_floats(compilations: Any) -> None:
-    narrow = small(ek.lazy(Dropping)(rate=0.25), trace=("optimizer.*", "losses.**"))
+    narrow = quick(ek.lazy(Dropping)(rate=0.25), trace=("optimizer.*", "losses.**"))
     assert "model.rate" not in named_leaves(narrow.in_step)
     assert {path.partition(".")[0] for path in named_leaves(narrow.in_step)} == {"optimizer", "losses"}
     before = narrow.train()
@@ -205,13 +207,13 @@ def test_trace_leaves_out_all_other_floats(compilations: Any) -> None:
     after = ek.override(narrow, {"model.rate": 0.5}).train()
     assert compilations.names == ["jit(flat_step)"]
     assert differs(before.state, after.state)
-    for ours, theirs in zip(jax.tree.leaves(before.metrics), jax.tree.leaves(small().train().metrics), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(before.metrics), jax.tree.leaves(quick().train().metrics), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_a_pattern_of_trace_without_a_match_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"learning_rat.*matches no float"):
-        small(trace=("optimizer.learning_rat",)).in_step  # noqa: B018
+        quick(trace=("optimizer.learning_rat",)).in_step  # noqa: B018
 
 
 @ek.config.config
@@ -225,36 +227,36 @@ class Power(ek.metrics.Metric):
 
 def test_a_pattern_of_trace_may_match_only_what_an_eval_does_not_have() -> None:
     metrics = {"gradient": Power(x="grads.first.weight", mask=None)}
-    trainer = small(metrics=metrics, evals=evaluated(), trace=("metrics.gradient.factor",))
+    trainer = quick(metrics=metrics, evals=evaluated(), trace=("metrics.gradient.factor",))
     results = trainer.train().metrics
     assert "train/gradient" in results
     assert "test/gradient" not in results
 
 
 def test_a_float_that_a_module_declares_static_is_no_leaf() -> None:
-    assert "model.eps" not in named_leaves(small(ek.lazy(LayerNormed)(eps=1e-5)).in_step)
-    outside = small(ek.lazy(LayerNormed)(eps=ek.ref("shared.eps")), shared={"eps": 1e-2})
+    assert "model.eps" not in named_leaves(quick(ek.lazy(LayerNormed)(eps=1e-5)).in_step)
+    outside = quick(ek.lazy(LayerNormed)(eps=ek.ref("shared.eps")), shared={"eps": 1e-2})
     assert [path for path in named_leaves(outside.in_step) if "eps" in path] == []
-    assert_same(outside.train().state, small(ek.lazy(LayerNormed)(eps=1e-2)).train().state)
+    assert_same(outside.train().state, quick(ek.lazy(LayerNormed)(eps=1e-2)).train().state)
 
 
 def test_the_part_in_the_step_has_the_batch_size_of_no_one() -> None:
     """Nothing of the data, so that arrays never enter a compiled call."""
-    assert not any(isinstance(leaf, np.ndarray) and leaf.ndim for leaf in jax.tree.leaves(small().in_step))
-    assert BATCH not in jax.tree.leaves(small().in_step)
+    assert not any(isinstance(leaf, np.ndarray) and leaf.ndim for leaf in jax.tree.leaves(quick().in_step))
+    assert BATCH not in jax.tree.leaves(quick().in_step)
 
 
 def test_patterns_of_trace_reach_into_what_is_referred_to() -> None:
     fall = ek.optim.Linear(0.5, 0.0, transition_steps=4)
     options = {"optimizer": ek.lazy(optax.sgd)(ek.ref("shared.fall")), "shared": {"fall": fall}}
-    traced = small(trace=("shared.fall.init_value",), **options)
+    traced = quick(trace=("shared.fall.init_value",), **options)
     leaves_of_fall = [path for path in named_leaves(traced.in_step) if path.endswith("_value")]
     assert leaves_of_fall == ["referred['shared.fall'].init_value"]
     with pytest.raises(ConfigError, match=r"shared\.fall\.init_value"):
-        small(trace=("shared.fall.init_valu",), **options).in_step  # noqa: B018
+        quick(trace=("shared.fall.init_valu",), **options).in_step  # noqa: B018
 
 
 def test_patterns_of_trace_without_a_match_are_one_report(snapshot: Any) -> None:
     with pytest.raises(ConfigError) as error:
-        small(trace=("optimizer.learning_rat", "optimizer.learning_rate", "model.dropout.*")).in_step  # noqa: B018
+        quick(trace=("optimizer.learning_rat", "optimizer.learning_rate", "model.dropout.*")).in_step  # noqa: B018
     snapshot("trace_without_match", str(error.value))

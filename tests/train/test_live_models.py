@@ -27,7 +27,7 @@ from tests.train._small import (
     differs,
     evaluated,
     leaves,
-    small,
+    quick,
 )
 
 KEY = jax.random.key(3)
@@ -43,14 +43,14 @@ def assert_kept(tree: Any, before: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(now, then)
 
 
-# --- live models ------------------------------------------------------------------------------------------------------
+# --- live models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("described", [True, False])
 def test_a_live_model_stays_usable(described: bool) -> None:
     model = Plain(key=KEY)
     before = host(model)
-    trainer = small(ek.lazy(Plain)()) if described else ek.override(small(), {"model": None})
+    trainer = quick() if described else ek.override(quick(), {"model": None})
     result = trainer.train(model=model)
     state = trainer.init(model=model)
     ek.train.step(trainer, state, next(trainer.batches(state)))
@@ -64,9 +64,7 @@ def test_a_live_model_stays_usable(described: bool) -> None:
 
 @pytest.mark.parametrize("described", [True, False])
 def test_training_starts_from_the_live_model(described: bool) -> None:
-    trainer = small(ek.lazy(Plain)() if described else None)
-    if not described:
-        trainer = ek.override(trainer, {"model": None})
+    trainer = quick() if described else ek.override(quick(), {"model": None})
     model = Plain(key=KEY)
     state = trainer.init(model=model)
     assert_same(state.model, model)
@@ -81,7 +79,7 @@ def test_training_starts_from_the_live_model(described: bool) -> None:
 def test_arrays_of_numpy_are_trained_too() -> None:
     model = jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, Plain(key=KEY))
     before = [leaf.copy() for leaf in jax.tree.leaves(model)]
-    trainer = ek.override(small(ek.lazy(Plain)()), {"model": None})
+    trainer = ek.override(quick(), {"model": None})
     result = trainer.train(model=model)
     assert_same(result.model, trainer.train(model=Plain(key=KEY)).model)
     for now, then in zip(jax.tree.leaves(model), before, strict=True):
@@ -89,7 +87,7 @@ def test_arrays_of_numpy_are_trained_too() -> None:
 
 
 def test_a_second_live_model_of_the_same_structure_compiles_nothing(compilations: Any) -> None:
-    trainer = small(ek.lazy(Plain)())
+    trainer = quick()
     bare = ek.override(trainer, {"model": None})
     trainer.train(model=Plain(key=KEY))
     bare.train(model=Plain(key=KEY))
@@ -102,7 +100,7 @@ def test_a_second_live_model_of_the_same_structure_compiles_nothing(compilations
 
 def test_hyperparameters_come_from_the_config(compilations: Any) -> None:
     model = Dropping(0.9, key=KEY)
-    trainer = small(ek.lazy(Dropping)(rate=0.25))
+    trainer = quick(ek.lazy(Dropping)(rate=0.25))
     result = trainer.train(model=model)
     assert float(result.model.dropout.p) == 0.25
     assert_same(result.state, trainer.train(model=Dropping(0.1, key=KEY)).state)
@@ -113,17 +111,17 @@ def test_hyperparameters_come_from_the_config(compilations: Any) -> None:
 
 
 def test_without_a_description_python_floats_are_part_of_the_program() -> None:
-    trainer = ek.override(small(), {"model": None})
+    trainer = ek.override(quick(), {"model": None})
     result = trainer.train(model=Dropping(0.25, key=KEY))
     assert result.model.dropout.p == 0.25
     assert isinstance(result.model.dropout.p, float)
-    described = small(ek.lazy(Dropping)(rate=0.25)).train(model=Dropping(0.25, key=KEY))
+    described = quick(ek.lazy(Dropping)(rate=0.25)).train(model=Dropping(0.25, key=KEY))
     for ours, theirs in zip(leaves(result.state.params()), leaves(described.state.params()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_another_structure_is_refused_with_all_paths() -> None:
-    trainer = small(ek.lazy(Plain)())
+    trainer = quick()
     wide = eqx.tree_at(lambda m: (m.first.bias, m.last.weight), Plain(key=KEY), (jnp.ones(WIDTH + 1), jnp.ones((3, 9))))
     with pytest.raises(ConfigError) as error:
         trainer.init(model=wide)
@@ -141,7 +139,7 @@ def test_another_structure_is_refused_with_all_paths() -> None:
 def test_a_live_model_with_a_state() -> None:
     model = BatchNormed(key=KEY)
     before = host(model)
-    for trainer in (small(ek.lazy(BatchNormed)()), ek.override(small(), {"model": None})):
+    for trainer in (quick(ek.lazy(BatchNormed)()), ek.override(quick(), {"model": None})):
         result = trainer.train(model=model)
         assert_kept(model, before)
         made, model_state = eqx.nn.make_with_state(BatchNormed)(key=KEY)
@@ -154,14 +152,14 @@ def test_a_live_model_with_a_state() -> None:
 
 def test_no_model_at_all_is_an_error() -> None:
     with pytest.raises(ConfigError, match="there is no model"):
-        ek.override(small(), {"model": None}).init()
+        ek.override(quick(), {"model": None}).init()
 
 
-# --- what is handed out -----------------------------------------------------------------------------------------------
+# --- what is handed out ---------------------------------------------------------------------------------------------
 
 
 def test_what_the_stepper_handed_out_stays_valid() -> None:
-    trainer = small(ek.lazy(BatchNormed)())
+    trainer = quick(ek.lazy(BatchNormed)())
     stepper = ek.train.Stepper(trainer, trainer.init())
     batches = trainer.batches(stepper.state)
     for _ in range(3):
@@ -185,7 +183,7 @@ def trainer_predictions(trainer: ek.Trainer, state: Any) -> np.ndarray:
 
 
 def test_what_the_stepper_started_from_stays_valid() -> None:
-    trainer = small()
+    trainer = quick()
     state = trainer.init()
     kept = host(state)
     one, other = ek.train.Stepper(trainer, state), ek.train.Stepper(trainer, state)
@@ -199,7 +197,7 @@ def test_what_the_stepper_started_from_stays_valid() -> None:
 
 
 def test_the_public_step_donates_nothing() -> None:
-    trainer = small(ek.lazy(BatchNormed)())
+    trainer = quick(ek.lazy(BatchNormed)())
     state = trainer.init()
     kept = host(state)
     batch = jax.device_put(next(trainer.batches(state)))
@@ -214,7 +212,7 @@ def test_the_public_step_donates_nothing() -> None:
 
 
 def test_accumulators_go_on_where_they_are_given() -> None:
-    trainer = small()
+    trainer = quick()
     stepper = ek.train.Stepper(trainer, trainer.init())
     batches = trainer.batches(stepper.state)
     stepper.step(next(batches))
@@ -227,7 +225,7 @@ def test_accumulators_go_on_where_they_are_given() -> None:
     assert_same(other.state, stepper.state)
 
 
-# --- what is trained --------------------------------------------------------------------------------------------------
+# --- what is trained ------------------------------------------------------------------------------------------------
 
 
 def adam_sees(state: Any) -> int:
@@ -250,12 +248,14 @@ ENDS = 6 * 8 + 8 + 8 * 3 + 3
     ids=["dropout", "derived", "config", "lambda", "static"],
 )
 def test_hyperparameters_are_never_trained(node: Any, hyperparameters: dict[str, float]) -> None:
-    trainer = small(node, optimizer=ek.lazy(optax.adamw)(learning_rate=0.1, weight_decay=0.5))
+    trainer = quick(node, optimizer=ek.lazy(optax.adamw)(learning_rate=0.1, weight_decay=0.5))
     result = trainer.train()
     for path, value in hyperparameters.items():
         assert float(ek.tree.get(result.model, path)) == value
     assert adam_sees(result.state) == ENDS
-    assert all((a != b).any() for a, b in zip(leaves(result.state.params()), leaves(trainer.init().params()), strict=True))
+    assert all(
+        (a != b).any() for a, b in zip(leaves(result.state.params()), leaves(trainer.init().params()), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_hyperparameters_are_never_trained(node: Any, hyperparameters: dict[str,
 def test_a_changed_hyperparameter_acts_at_the_next_step(
     node: Any, path: str, place: str, value: float, compilations: Any
 ) -> None:
-    trainer = small(node)
+    trainer = quick(node)
     state, batches = trainer.init(), trainer.batches(trainer.init())
     state, _ = ek.train.step(trainer, state, next(batches))
     batch = next(batches)
@@ -294,7 +294,7 @@ def test_a_changed_hyperparameter_acts_at_the_next_step(
 
 
 def test_a_changed_hyperparameter_acts_in_an_eval(compilations: Any) -> None:
-    trainer = small(ek.lazy(HoldsConfig)(Scaling(2.0)), evals=evaluated())
+    trainer = quick(ek.lazy(HoldsConfig)(Scaling(2.0)), evals=evaluated())
     trainer.train()
     state = trainer.init()
     one = ek.train.predict(trainer, state, arrays(10))
@@ -305,18 +305,18 @@ def test_a_changed_hyperparameter_acts_in_an_eval(compilations: Any) -> None:
 
 
 def test_running_statistics_are_not_trained_and_move() -> None:
-    trainer = small(ek.lazy(BatchNormed)())
+    trainer = quick(ek.lazy(BatchNormed)())
     first = trainer.init()
     result = trainer.train()
     assert adam_sees(result.state) == ENDS + 2 * WIDTH  # and the norm's own weight and bias
     assert differs(first.model_state, result.state.model_state)
 
 
-@pytest.mark.parametrize("trainable", ["last.*", ("last.weight", "last.bias"), lambda path, leaf: path.startswith("last")])
+@pytest.mark.parametrize(
+    "trainable", ["last.*", ("last.weight", "last.bias"), lambda path, leaf: path.startswith("last")]
+)
 def test_what_is_frozen_is_the_same_to_the_bit_and_unknown_to_the_optimizer(trainable: Any) -> None:
-    trainer = small(
-        ek.lazy(Plain)(), optimizer=ek.lazy(optax.adamw)(0.1, weight_decay=0.5), trainable=trainable, num_steps=5
-    )
+    trainer = quick(optimizer=ek.lazy(optax.adamw)(0.1, weight_decay=0.5), trainable=trainable, num_steps=5)
     first, result = trainer.init(), trainer.train()
     assert_same(first.model.first, result.model.first)
     assert all((a != b).any() for a, b in zip(leaves(first.model.last), leaves(result.model.last), strict=True))
@@ -325,7 +325,7 @@ def test_what_is_frozen_is_the_same_to_the_bit_and_unknown_to_the_optimizer(trai
 
 def test_a_pattern_of_trainable_without_a_match_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"(?s)frist.*matches no parameter.*first\.weight"):
-        small(ek.lazy(Plain)(), trainable="frist.*").init()
+        quick(trainable="frist.*").init()
 
 
 def test_only_inexact_arrays_are_trained() -> None:
@@ -341,7 +341,7 @@ def test_only_inexact_arrays_are_trained() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.last(jnp.tanh(self.first(x))) + self.steps
 
-    result = small(ek.lazy(Offset)()).train()
+    result = quick(ek.lazy(Offset)()).train()
     assert adam_sees(result.state) == ENDS
     np.testing.assert_array_equal(result.model.steps, [0, 1, 2])
     assert result.model.name == "offset"
@@ -352,4 +352,4 @@ def test_one_array_at_two_paths_is_an_error_with_both() -> None:
     tied = eqx.tree_at(lambda m: (m[0].weight, m[1].weight), eqx.nn.MLP(6, 6, 6, 1, key=KEY).layers, (weight, weight))
     model = eqx.tree_at(lambda m: m.layers, eqx.nn.MLP(6, 6, 6, 1, key=KEY), tied)
     with pytest.raises(ConfigError, match=r"layers\[0\]\.weight and at layers\[1\]\.weight"):
-        ek.override(small(), {"model": None}).init(model=model)
+        ek.override(quick(), {"model": None}).init(model=model)

@@ -20,7 +20,7 @@ from tests.train import _oracle
 STEPS, BATCH = 50, 32
 CLOSE = 1e-5
 
-# --- the digits example, its defaults spelled out ---------------------------------------------------------------------
+# --- the digits example, its defaults spelled out -------------------------------------------------------------------
 
 # Path of each float leaf -> (its name in the oracle, another value).
 DIGITS = {
@@ -118,7 +118,7 @@ def test_to_the_bit_where_only_the_learning_rate_is_traced(learning_rate: float,
         np.testing.assert_array_equal(ours, theirs)
 
 
-# --- a second experiment: schedules, two losses, a chain of optimizers ---------------------------------------------------
+# --- a second experiment: schedules, two losses, a chain of optimizers ----------------------------------------------
 
 ROWS = 96
 _random = np.random.default_rng(5)
@@ -170,7 +170,7 @@ class TwoHeads(eqx.Module):
 def scheduled() -> ek.Trainer:
     rate = WarmupCosine(1e-4, 1e-2, warmup_steps=10, decay_steps=ek.ref("num_steps"), end_value=1e-4)
     return ek.Trainer(
-        model=ek.lazy(TwoHeads)(dropout=0.1),
+        model=ek.lazy(TwoHeads)(dropout=0.0),
         inputs={"x": "batch.x"},
         losses={
             "ce": SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label", weight=0.9, label_smoothing=0.05),
@@ -222,7 +222,7 @@ def test_any_leaf_of_a_schedule_or_chain_changes_the_result_and_compiles_nothing
     np.testing.assert_allclose(result.metrics["train/loss"], oracle.losses.mean(), rtol=CLOSE)
 
 
-# --- the functional core -------------------------------------------------------------------------------------------------
+# --- the functional core --------------------------------------------------------------------------------------------
 
 
 @ek.config.config

@@ -121,12 +121,14 @@ def whole(tmp_path_factory):
         ((60,), 1, 20, 20),
     ],
 )
-def test_wherever_it_stops_it_ends_the_same(tmp_path, whole, stops, log_every, save_every, eval_every):
+def test_wherever_it_stops_it_ends_the_same(tmp_path, whole, compilations, stops, log_every, save_every, eval_every):
     args = Args(log_every=log_every, save_every=save_every, eval_every=eval_every)
     reference, workdir = whole(args)
     for step in stops:
         stop(get_config(args), tmp_path / "run", step)
+    compilations.clear()
     result = get_config(args).train(tmp_path / "run")
+    assert not [name for name in compilations.names if "step" in name or "eval" in name]
     assert_same(result.state, reference.state)
     assert rows(tmp_path / "run") == rows(workdir)
     assert result.metrics == reference.metrics
@@ -201,7 +203,7 @@ def test_a_finished_run_gives_its_results_again(tmp_path, whole, capsys, compila
     capsys.readouterr()
     compilations.clear()
     again = get_config().train(tmp_path / "run")
-    assert compilations.names == []  # no step and no new eval
+    assert not [name for name in compilations.names if "step" in name or "eval" in name]
     assert contents(tmp_path / "run") == before
     assert_same(again.state, first.state)
     assert again.metrics == first.metrics == reference.metrics
@@ -234,6 +236,14 @@ def test_a_run_cut_short_at_its_checkpoint_is_completed(tmp_path, whole):
     assert rows(tmp_path / "run") == rows(workdir)
     assert_same(result.state, reference.state)
     assert result.metrics == reference.metrics
+
+
+def test_a_finished_run_without_its_rows_gets_no_empty_ones(tmp_path):
+    first = get_config(Args(num_steps=60)).train(tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").unlink()
+    again = get_config(Args(num_steps=60)).train(tmp_path / "run")
+    assert [row["split"] for row in rows(tmp_path / "run")] == ["test"]
+    assert again.metrics == {name: value for name, value in first.metrics.items() if name.startswith("test/")}
 
 
 def test_a_new_eval_of_a_finished_run_is_added(tmp_path):

@@ -1,0 +1,156 @@
+"""Writing configs: `lazy` writes a call down, `pin` keeps a float from being traced, `ref` reads a value elsewhere."""
+
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import equinox as eqx
+
+from equikd.config._names import display_name, from_portable, portable
+from equikd.config._node import build, build_partial, caller
+from equikd.config._roles import Plan, normalise
+from equikd.config._values import Pin, Ref, is_node
+from equikd.errors import ConfigError, message, nearest
+from equikd.tree import is_glob
+
+T = TypeVar("T")
+M = TypeVar("M", bound=eqx.Module)
+R = TypeVar("R")
+
+
+class _Lazy:
+    """What `lazy` returns: attributes lead into a module, a call makes a node."""
+
+    __slots__ = ("__equikd_target__",)
+
+    def __init__(self, target: Any) -> None:
+        object.__setattr__(self, "__equikd_target__", target)
+
+    def __getattr__(self, name: str) -> Any:
+        target = self.__equikd_target__
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not hasattr(target, name):
+            raise ConfigError(
+                message(
+                    f"{display_name(target).rstrip(':')} has no {name!r}",
+                    where=caller(),
+                    near=nearest(name, dir(target)),
+                )
+            )
+        return _Lazy(getattr(target, name))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return build(self.__equikd_target__, args, kwargs)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__equikd_target__)
+
+    def __reduce__(self) -> Any:
+        return _unpickle_lazy, (portable(self.__equikd_target__),)
+
+    def __repr__(self) -> str:
+        return f"lazy({display_name(self.__equikd_target__).rstrip(':')})"
+
+
+def _unpickle_lazy(target: Any) -> _Lazy:
+    return _Lazy(from_portable(target))
+
+
+class _LazyFunction:
+    """The type of `lazy`."""
+
+    @overload
+    def __call__(self, target: type[M], /) -> Callable[..., M]: ...
+    @overload
+    def __call__(self, target: T, /) -> T: ...
+    def __call__(self, target: Any, /) -> Any:
+        """Write a call down instead of making it.
+
+        Args:
+            target: a callable, or a module whose attributes are then lazy too.
+
+        Returns:
+            Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. A module class is
+            typed as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are
+            checked when the node is written all the same.
+
+        Raises:
+            ConfigError: `target` is neither; or, at the call, the arguments do not fit.
+
+        Example:
+            >>> import optax
+            >>> lazy(optax).adamw(learning_rate=3e-4)
+            optax.adamw(learning_rate=0.0003)
+        """
+        if type(target) is _Lazy:
+            return target
+        if not callable(target) and not isinstance(target, types.ModuleType):
+            raise _no_target(target)
+        return target if is_node(target) else _Lazy(target)
+
+    def partial(self, target: Callable[..., R], /) -> Callable[..., Callable[..., R]]:
+        """Write a call down that lacks arguments: the node makes a `functools.partial`.
+
+        Args:
+            target: a callable; its PRNG key, where it needs one, is left to whoever calls the partial.
+
+        Returns:
+            A function of some of the arguments of `target`, which are checked against its signature.
+
+        Raises:
+            ConfigError: `target` is not callable; or, at the call, the arguments do not fit.
+
+        Example:
+            >>> import jax
+            >>> from equikd.config import resolve
+            >>> resolve(lazy.partial(jax.nn.leaky_relu)(negative_slope=0.5))(-2.0).item()
+            -1.0
+        """
+        target = target.__equikd_target__ if type(target) is _Lazy else target
+        if not callable(target) or is_node(target):
+            raise _no_target(target)
+        return lambda *args, **kwargs: build_partial(target, args, kwargs, caller())
+
+    def __repr__(self) -> str:
+        return "lazy"
+
+
+def _no_target(target: Any) -> ConfigError:
+    got = f"{type(target).__name__} {target!r}"
+    return ConfigError(message("lazy takes a callable or a module", got=got, where=caller()))
+
+
+lazy = _LazyFunction()
+
+
+def pin(value: float) -> Any:
+    """One float that is never traced: part of the program, so changing it recompiles.
+
+    Args:
+        value: the number; inside the trace it has the value that the leaf dtype gives it.
+
+    Example:
+        >>> pin(0.5)
+        pin(0.5)
+    """
+    return Pin(normalise(Plan("float", float), value, "pin"))
+
+
+def ref(path: str) -> Any:
+    """The value that stands at `path` of the same config: one leaf, two readers.
+
+    Args:
+        path: from the root, such as `"num_steps"` or `"losses.mse.weight"`.
+
+    Raises:
+        ConfigError: it is a pattern, or no string.
+        PathError: it is misspelt.
+
+    Example:
+        >>> ref("num_steps")
+        ref('num_steps')
+    """
+    if not isinstance(path, str) or not path or is_glob(path):
+        raise ConfigError(message("ref takes a path from the root of the config", got=repr(path), expected="str"))
+    return Ref(path)

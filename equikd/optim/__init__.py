@@ -1,0 +1,34 @@
+"""Schedules: floats that change with the step, and whose own numbers are traced.
+
+A schedule is a config class that is called with the number of updates made so far: the first update sees `schedule(0)`.
+Its floats and its step counts are leaves, so that a sweep over peaks, warm-ups and lengths shares one program; optax's
+own schedules branch in Python on most of these. On the same numbers the values are optax's, and the fields are the
+arguments of its functions. One serves as the argument of an optimizer,
+`lazy(optax.adamw)(WarmupCosine(0.0, 3e-4, 100, ref("num_steps")))`, and as the weight of a loss.
+
+They never branch: no traced step count, however wrong, makes a nan. Numbers that make no sense are refused on the host,
+by `validate`.
+
+| file | what it holds |
+| --- | --- |
+| `_base.py` | `Schedule`, to write one's own; the curves of the others |
+| `_decay.py` | `Constant`, `Linear`, `Polynomial`, `Cosine`, `Exponential` |
+| `_warmup.py` | `WarmupCosine`, `WarmupExponential`, `InverseSquareRoot`, `WarmupStableDecay` |
+| `_cycle.py` | `CosineOneCycle`, `LinearOneCycle` |
+| `_pieces.py` | `PiecewiseConstant`, `Join` |
+"""
+
+from equikd.optim._base import Schedule as Schedule
+from equikd.optim._cycle import CosineOneCycle as CosineOneCycle
+from equikd.optim._cycle import LinearOneCycle as LinearOneCycle
+from equikd.optim._decay import Constant as Constant
+from equikd.optim._decay import Cosine as Cosine
+from equikd.optim._decay import Exponential as Exponential
+from equikd.optim._decay import Linear as Linear
+from equikd.optim._decay import Polynomial as Polynomial
+from equikd.optim._pieces import Join as Join
+from equikd.optim._pieces import PiecewiseConstant as PiecewiseConstant
+from equikd.optim._warmup import InverseSquareRoot as InverseSquareRoot
+from equikd.optim._warmup import WarmupCosine as WarmupCosine
+from equikd.optim._warmup import WarmupExponential as WarmupExponential
+from equikd.optim._warmup import WarmupStableDecay as WarmupStableDecay
