@@ -11,7 +11,8 @@ together with what it is used with, and with its heaviest everyday name:
 `import_example`  the digits example, which adds nothing but its config and model
 
 The first step is timed by the clock on the wall from the start of the process (of the interpreter itself, too) to the
-moment when the first update has been computed, for `get_config().train(workdir)` as it stands, writers included.
+moment when the first update has been computed: for `get_config().train(workdir)` as it stands, writers included, and
+for the same example written by hand (`_digits_by_hand.py`).
 """
 
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 import jax
 
 import equikd as ek
-from benchmarks._timing import Quartiles, finish, interleave, quick, ratios, show, times
+from benchmarks._timing import finish, interleave, quick, ratios, show, times
 
 IMPORTS = {
     "stack": "import jax, equinox, optax",
@@ -33,7 +34,10 @@ IMPORTS = {
     "import_trainer": "import equikd; equikd.Trainer",
     "import_example": "import equikd.examples.digits",
 }
-FIRST_STEP = "from benchmarks.imports import first_step; first_step()"
+FIRST_STEP = {
+    "by_hand": "from benchmarks._digits_by_hand import main; main()",
+    "first_step": "from benchmarks.imports import first_step; first_step()",
+}
 
 
 @ek.config.config
@@ -62,24 +66,31 @@ class FirstStep:
 
 
 def first_step() -> None:
-    """Train the digits example up to its first step; runs in a process of its own."""
+    """Train the digits example up to its first step, in a process and a working directory of its own."""
     from equikd.examples.digits import get_config
 
     trainer = get_config()
-    trainer = ek.override(trainer, {"writers": (*trainer.writers, FirstStep())})
-    with tempfile.TemporaryDirectory() as folder:
-        trainer.train(Path(folder) / "run")
+    ek.override(trainer, {"writers": (*trainer.writers, FirstStep())}).train("run")
 
 
 def python(code: str) -> str:
-    """What a fresh interpreter prints on the standard output.
+    """The last line that a fresh interpreter prints on the standard output, in an empty working directory.
 
     Raises:
-        subprocess.CalledProcessError: it fails; its standard error has been shown.
+        subprocess.CalledProcessError: it fails; its standard error stands in the note.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    unwanted = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")  # one round warms up, and leaves the bytecode
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    home = str(Path(__file__).parents[1])  # where this package lies
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        error = subprocess.CalledProcessError(done.returncode, command)
+        error.add_note(done.stderr)
+        raise error
+    return done.stdout.splitlines()[-1]
 
 
 def seconds_of_import(code: str) -> float:
@@ -87,28 +98,32 @@ def seconds_of_import(code: str) -> float:
     return float(python(f"import time; start = time.perf_counter(); {code}; print(time.perf_counter() - start)"))
 
 
-def seconds_to_first_step() -> float:
+def seconds_to_first_step(code: str) -> float:
     """Seconds from the start of a process to the end of its first training step."""
     start = time.time()
-    return float(python(FIRST_STEP).splitlines()[-1]) - start
+    return float(python(code)) - start
 
 
 def main() -> None:
     """Take all figures and print them."""
     short = quick(__doc__ or "")
-    contestants = {name: lambda code=code: seconds_of_import(code) for name, code in IMPORTS.items()}
+    imports = {name: lambda code=code: seconds_of_import(code) for name, code in IMPORTS.items()}
+    firsts = {name: lambda code=code: seconds_to_first_step(code) for name, code in FIRST_STEP.items()}
     print("imports: seconds, and ratio to the stack in the same round (quartiles)")
-    rounds = interleave(contestants, rounds=5 if short else 15)
+    rounds = interleave(imports, rounds=5 if short else 15)
     show(rounds, "stack", unit="s", per_second=1.0)
-    first = Quartiles.of([seconds_to_first_step() for _ in range(3 if short else 9)])
-    print(f"first step {first} s")
+    print("first step: seconds, and ratio to the script by hand in the same round (quartiles)")
+    steps = interleave(firsts, rounds=3 if short else 9)
+    show(steps, "by_hand", unit="s", per_second=1.0)
     finish(
         import_over_stack=ratios(rounds, "import", "stack"),
         import_all_over_stack=ratios(rounds, "import_all", "stack"),
         import_trainer_over_stack=ratios(rounds, "import_trainer", "stack"),
         import_example_over_stack=ratios(rounds, "import_example", "stack"),
         stack_s=times(rounds, "stack"),
-        first_step_s=first,
+        first_step_s=times(steps, "first_step"),
+        first_step_by_hand_s=times(steps, "by_hand"),
+        first_step_over_hand=ratios(steps, "first_step", "by_hand"),
     )
 
 

@@ -157,7 +157,7 @@ def given_floats(model: Any, floats: dict[int, str]) -> dict[str, str]:
     found = {}
     for place in places(model):
         for part, closed_over in contents(place.value):
-            if place.static and not closed_over and id(part) in floats:
+            if not closed_over and id(part) in floats:
                 found[floats[id(part)]] = place.name.rpartition("(")[2].rstrip(")")
     return found
 

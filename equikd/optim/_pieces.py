@@ -76,7 +76,7 @@ class Join(Schedule):
         if self.schedules == ():
             problems.append("schedules must not be empty")
         elif type(self.schedules) is type(self.boundaries) is tuple and len(boundaries) != len(members) - 1:
-            problems.append(f"{len(members)} schedules need {len(members) - 1} boundaries, got {boundaries}")
+            problems.append(f"boundaries must be one less than the {len(members)} schedules, got {boundaries}")
         refuse(problems + _falling(boundaries))
 
     def __call__(self, count: Any) -> Any:

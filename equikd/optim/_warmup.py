@@ -177,8 +177,8 @@ class WarmupStableDecay(Schedule):
         problems = out_of_range(self, not_negative=("warmup_steps", "cooldown_steps"), positive=("power",))
         warmup, cooldown, total = self.warmup_steps, self.cooldown_steps, self.total_steps
         if known(warmup, cooldown, total) and warmup + cooldown > total:
-            text = f"warmup_steps={warmup} and cooldown_steps={cooldown}, got {total}"
-            problems.append(f"total_steps must be no less than the sum of {text}")
+            least = f"warmup_steps={warmup} plus cooldown_steps={cooldown}"
+            problems.append(f"total_steps must not be less than {least}, got {total}")
         refuse(problems)
 
     def __call__(self, count: Any) -> Any:

@@ -1,8 +1,8 @@
 """The loop: feed, step, log, evaluate, save; to be read from top to bottom.
 
 The device is read in one place, `Output.write`, and one interval late: when an interval ends its accumulators are set
-aside, and read when the next one ends, by which time they have long been computed, so the loop never waits for a step it
-has just dispatched. Before an eval or a checkpoint, and at the end, what was set aside is written at once.
+aside, and read when the next one ends, by which time they have long been computed, so the loop never waits for a step
+it has just dispatched. Before an eval or a checkpoint, and at the end, what was set aside is written at once.
 """
 
 import dataclasses

@@ -1,0 +1,73 @@
+"""The arithmetic of the benchmarks; that they run and print their figures is for CI, which runs them."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import _timing as timing
+
+
+def test_every_contestant_has_one_turn_a_round_and_the_warmup_is_thrown_away() -> None:
+    turns, clock = [], itertools.count()
+
+    def contestant(name: str) -> timing.Contestant:
+        def run() -> float:
+            turns.append(name)
+            return float(next(clock))
+
+        return run
+
+    rounds = timing.interleave({name: contestant(name) for name in "abc"}, rounds=20, warmup=2)
+    by_round = [turns[start : start + 3] for start in range(0, len(turns), 3)]
+    assert len(by_round) == 22
+    assert all(sorted(names) == ["a", "b", "c"] for names in by_round)
+    assert len(set(map(tuple, by_round))) > 1  # the order changes
+    assert sorted(np.concatenate(list(rounds.values())).tolist()) == list(range(6, 66))
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    slow_second_round = {"bare": np.array([1.0, 10.0, 2.0]), "ours": np.array([2.0, 20.0, 4.0])}
+    assert timing.ratios(slow_second_round, "ours", "bare") == (2.0, 2.0, 2.0)
+    assert timing.times(slow_second_round, "ours").median == 4.0
+
+
+def test_quartiles() -> None:
+    assert timing.Quartiles.of([4.0, 0.0, 1.0, 2.0, 3.0]) == (1.0, 2.0, 3.0)
+    assert timing.Quartiles(1.0, 2.0, 3.0).times(1e3) == (1e3, 2e3, 3e3)
+    for nothing in ([], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match="quartiles of"):
+            timing.Quartiles.of(nothing)
+
+
+def test_time_is_divided_by_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing.time, "perf_counter", iter([5.0, 9.0]).__next__)
+    assert timing.stopwatch(lambda: None, steps=8)() == 0.5
+
+
+def test_the_last_line_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = {"bare": np.array([1e-4, 1e-4]), "ours": np.array([1.1e-4, 1.2e-4])}
+    timing.show(rounds, "bare")
+    timing.finish(ours_over_bare=timing.ratios(rounds, "ours", "bare"), steps=3, seconds=0.123456)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["bare", "100.000", "(100.000"],
+        ["ours", "115.000", "(112.500"],
+    ]
+    kind, _, text = last.partition(" ")
+    result = json.loads(text)
+    assert kind == "RESULT"
+    assert (result["ours_over_bare"], result["ours_over_bare_quartiles"]) == (1.15, [1.125, 1.175])
+    assert (result["steps"], result["seconds"]) == (3, 0.1235)
+    assert {"python", "jax", "cores", "load"} <= set(result["machine"])
+
+
+def test_a_figure_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        timing.finish(ratio=float("nan"))
+
+
+def test_quick() -> None:
+    assert timing.quick("what it measures", ["--quick"])
+    assert not timing.quick("what it measures", [])
