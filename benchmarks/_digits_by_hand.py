@@ -5,6 +5,7 @@ the first step has been computed.
 """
 
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -38,7 +39,7 @@ class Classifier(eqx.Module):
 
 def main() -> None:
     """Load, build, and make one step."""
-    digits = load_digits()
+    digits: Any = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))[:1437]
     images, labels = (digits.images[order] / 16).astype(np.float32), digits.target[order].astype(np.int32)
     params, static = eqx.partition(Classifier(key=jax.random.key(0)), eqx.is_inexact_array)
@@ -46,8 +47,8 @@ def main() -> None:
     opt_state = optimizer.init(params)
 
     @jax.jit
-    def step(params: Classifier, opt_state: optax.OptState, x: jax.Array, y: jax.Array, key: jax.Array) -> object:
-        def loss(params: Classifier) -> tuple[jax.Array, jax.Array]:
+    def step(params: Any, opt_state: Any, x: jax.Array, y: jax.Array, key: jax.Array) -> Any:
+        def loss(params: Any) -> tuple[jax.Array, jax.Array]:
             logits = jax.vmap(eqx.combine(params, static))(x, jax.random.split(key, BATCH))
             entropy = optax.softmax_cross_entropy_with_integer_labels(logits, y)
             return entropy.mean(), (logits.argmax(axis=-1) == y).mean()

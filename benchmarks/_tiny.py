@@ -25,15 +25,19 @@ def load() -> dict[str, np.ndarray]:
 
 
 class Clock:
-    """Notes the time in the middle of each logging interval, from the second one on."""
+    """Notes the time in the middle of each logging interval, from the second one on.
+
+    Attributes:
+        marks: `(seconds on the wall, seconds of the CPU by all threads)` of each.
+    """
 
     def __init__(self) -> None:
-        self.marks: list[float] = []
+        self.marks: list[tuple[float, float]] = []
 
     def tick(self, step: int) -> None:
         """`step` updates have been dispatched."""
         if step % LOG_EVERY == LOG_EVERY // 2 and step > LOG_EVERY:
-            self.marks.append(time.perf_counter())
+            self.marks.append((time.perf_counter(), time.process_time()))
 
     def write(self, record: Any) -> None:
         """A writer is given rows, too."""
@@ -44,9 +48,10 @@ class Clock:
     def close(self) -> None:
         """Nothing is open."""
 
-    def seconds_per_step(self) -> float:
-        """The median over the intervals."""
-        return float(np.median(np.diff(self.marks))) / LOG_EVERY
+    def seconds_per_step(self) -> tuple[float, float]:
+        """The median over the intervals, wall and CPU."""
+        wall, cpu = np.median(np.diff(self.marks, axis=0), axis=0) / LOG_EVERY
+        return float(wall), float(cpu)
 
 
 OPENED: list[Clock] = []

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from equikd import data as data
     from equikd import errors as errors
     from equikd import evals as evals
+    from equikd import inspect as inspect
     from equikd import losses as losses
     from equikd import metrics as metrics
     from equikd import model as model
     from equikd import optim as optim
+    from equikd import testing as testing
     from equikd import train as train
     from equikd import tree as tree
     from equikd import typing as typing
@@ -52,6 +54,7 @@ _HOMES = {
     "diff": "equikd.config",
     "errors": "equikd.errors",
     "evals": "equikd.evals",
+    "inspect": "equikd.inspect",
     "lazy": "equikd.config",
     "load_model": "equikd.train",
     "losses": "equikd.losses",
@@ -63,6 +66,7 @@ _HOMES = {
     "ref": "equikd.config",
     "resolve": "equikd.config",
     "save_model": "equikd.train",
+    "testing": "equikd.testing",
     "train": "equikd.train",
     "tree": "equikd.tree",
     "typechecked": "equikd.typing",
@@ -80,6 +84,7 @@ __all__ = [
     "diff",
     "errors",
     "evals",
+    "inspect",
     "lazy",
     "load_model",
     "losses",
@@ -91,6 +96,7 @@ __all__ = [
     "ref",
     "resolve",
     "save_model",
+    "testing",
     "train",
     "tree",
     "typechecked",

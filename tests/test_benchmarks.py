@@ -41,9 +41,9 @@ def test_quartiles() -> None:
             timing.Quartiles.of(nothing)
 
 
-def test_time_is_divided_by_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing.time, "perf_counter", iter([5.0, 9.0]).__next__)
-    assert timing.stopwatch(lambda: None, steps=8)() == 0.5
+def test_time_is_divided_by_the_steps() -> None:
+    clock = iter([5.0, 9.0]).__next__
+    assert timing.stopwatch(lambda: None, steps=8, clock=clock)() == 0.5
 
 
 def test_the_last_line_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from equikd.config._names import spell as spell_value
 from equikd.config._roles import Plan, normalise, spell
 from equikd.config._roles import plan as make_plan
 from equikd.config._values import Identity, is_config, is_part, typed_key
-from equikd.errors import ConfigError, message, report
+from equikd.errors import ConfigError, listing, message, nearest, report
 
 T = TypeVar("T")
 
@@ -107,6 +107,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr
     cls = dataclasses.dataclass(frozen=True, eq=False, kw_only=kw_only)(cls)
+    cls.__init__ = _explained(cls.__init__)
     cls.__equikd_config__ = _Class(cls, frame)
     methods = (_equal, _hash, _get_state, _set_state, _tree_items, _tree_replace)
     names = ("__eq__", "__hash__", "__getstate__", "__setstate__", "tree_items", "tree_replace")
@@ -217,6 +218,33 @@ def roles(cls: type) -> dict[str, tuple[str, str]]:
         )
         for name, plan in plans(cls).items()
     }
+
+
+def _explained(construct: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose unknown, missing or doubled arguments are a `ConfigError` with near matches."""
+    signature = inspect.signature(construct)
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except TypeError as error:
+            try:
+                signature.bind(self, *args, **kwargs)
+            except TypeError as mismatch:
+                names = [name for name in signature.parameters if name != "self"]
+                unknown = [name for name in kwargs if name not in names]
+                raise ConfigError(
+                    message(
+                        f"{type(self).__qualname__}: "
+                        + (f"no field {', '.join(map(repr, unknown))}" if unknown else str(mismatch)),
+                        near=[near for name in unknown for near in nearest(name, names, 1)],
+                        expected=f"{type(self).__qualname__}({listing(names, 24)})",
+                    )
+                ) from None
+            raise error
+
+    return __init__
 
 
 def _post_init(self: Any, *init_only: Any) -> None:

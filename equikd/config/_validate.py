@@ -84,7 +84,9 @@ def _shortest(array: np.ndarray) -> float:
     exact = float(array)
     for digits in range(1, 17):
         short = float(f"{exact:.{digits}g}")
-        if np.asarray(short, array.dtype) == array:
+        with np.errstate(over="ignore"):  # few digits may round up past the largest number
+            same = np.asarray(short, array.dtype) == array
+        if same:
             return short
     return exact
 
@@ -102,6 +104,8 @@ def _plain(part: Any, root: Any) -> Any:
             return _plain(get(root, part.path), root)
         except (PathError, RecursionError):  # dangling and circular references are reported by their own check
             return part
+    if type(part) is tuple:
+        return tuple(_plain(element, root) for element in part)
     return part.value if type(part) is Pin else part
 
 

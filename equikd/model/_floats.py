@@ -54,11 +54,11 @@ def reached(config: Any) -> dict[str, Any]:
 
 def float_leaves(config: Any, *, everywhere: bool = False) -> dict[str, int]:
     """Path -> position among the leaves, of the floats that the model of a step's config may read, or of all."""
-    fields = vars(config) if everywhere else reached(config)
+    fields = None if everywhere else reached(config)
     return {
         path: index
         for index, (path, leaf) in enumerate(named_leaves(config).items())
-        if parse(path)[0] in fields and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if (fields is None or parse(path)[0] in fields) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     }
 
 

@@ -56,9 +56,13 @@ def in_step(trainer: Any, **replaced: Any) -> InStep:
     Raises:
         ConfigError: references that lead nowhere, `trace` patterns without a match, or a float that must be pinned.
     """
+    return _pinned(enclosed(trainer, **replaced), strict=not replaced)
+
+
+def enclosed(trainer: Any, **replaced: Any) -> InStep:
+    """As `in_step`, before anything is pinned."""
     values = {name: getattr(trainer, name) for name in FIELDS} | replaced
-    part = _enclosed(InStep(**values), trainer, frozenset(FIELDS) - replaced.keys())
-    return _pinned(part, strict=not replaced)
+    return _enclosed(InStep(**values), trainer, frozenset(FIELDS) - replaced.keys())
 
 
 def _enclosed(part: InStep, trainer: Any, own: frozenset[str]) -> InStep:

@@ -26,7 +26,7 @@ def layout_of(leaves: Sequence[Any]) -> Layout:
 
 def pack(layout: Layout, leaves: Sequence[Any], stack: Callable[..., Any] = jnp.stack) -> list[Any]:
     """Leaves as packed arrays; `stack` is `np.stack` where they lie on the host."""
-    return [stack([leaves[at] for at in group]) if len(group) > 1 else leaves[group[0]] for group in layout]
+    return [leaves[group[0]] if len(group) == 1 else stack([leaves[at] for at in group]) for group in layout]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -40,5 +40,5 @@ def unpack(layout: Layout, packed: Sequence[Any]) -> list[Any]:
     """
     leaves: dict[int, Any] = {}
     for group, array in zip(layout, packed, strict=True):
-        leaves |= zip(group, array, strict=True) if len(group) > 1 else {group[0]: array}
+        leaves |= {group[0]: array} if len(group) == 1 else zip(group, array, strict=True)
     return [leaves[at] for at in sorted(leaves)]

@@ -188,8 +188,8 @@ class Stepper:
             spec: a `Batch` of arrays or shapes like those that will come; those of `trainer.train_data` by default.
             accumulators: losses and metrics to go on from (a checkpoint's), empty by default.
         """
-        config = trainer if isinstance(trainer, InStep) else trainer.in_step
         spec = as_batch(trainer.spec() if spec is None else spec)
+        config = trainer if isinstance(trainer, InStep) else trainer.in_step
         self._program = program_for(config, state, spec)
         self._config_leaves = jax.tree.leaves(config)
         self._changing, self._kept = self._program.parted(copies(jax.tree.leaves(eqx.filter(state, is_array))))

@@ -1,0 +1,99 @@
+"""`ek.testing.check_config`: it passes on sound classes, and finds what is broken in unsound ones."""
+
+import enum
+from typing import Any, Literal
+
+import pytest
+from hypothesis import strategies as st
+
+import equikd as ek
+from equikd.config import config, field
+from equikd.errors import ConfigError
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@config
+class Inner:
+    rate: float = 0.1
+    count: int = 1
+
+
+@config
+class Everything:
+    rate: float
+    count: int
+    flag: bool
+    name: str
+    mode: Mode
+    kind: Literal["a", "b", 3]
+    inner: Inner
+    steps: int = field(dynamic=True, default=3)
+    seed: int = field(dynamic=True, unsigned=True, default=0)
+    maybe: float | None = None
+    structural: float | None = field(dynamic=True, default=None)
+    pair: tuple[float, int] = (0.5, 1)
+    many: tuple[Inner, ...] = ()
+    table: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Inner] = field(default_factory=dict)
+
+    def validate(self):
+        if self.count < 0:
+            raise ValueError("count is negative")
+
+
+@config
+class Forgets:
+    rate: float = 0.1
+    name: str = "x"
+
+    def __hash__(self):
+        return id(self)
+
+
+@config
+class Loose:
+    anything: Any
+
+
+def test_all_roles_pass():
+    ek.testing.check_config(Everything, examples=25)
+
+
+@pytest.mark.parametrize("cls", [ek.optim.WarmupCosine, ek.optim.Linear, ek.train.Checkpoints, ek.train.Console])
+def test_shipped_classes_pass(cls):
+    ek.testing.check_config(cls, examples=15)
+
+
+def test_instances_are_valid_and_fields_can_be_given():
+    ek.testing.check_config(Loose, fields={"anything": st.sampled_from(["a", 1, None])}, examples=10)
+    drawn = ek.testing.configs(Everything, fields={"count": st.just(7)})
+
+    import hypothesis
+
+    assert hypothesis.find(drawn, lambda cfg: True).count == 7
+
+
+def test_a_field_that_says_too_little_is_named(snapshot):
+    with pytest.raises(ConfigError) as error:
+        ek.testing.configs(Loose)
+    snapshot("says_too_little", str(error.value))
+
+
+def test_a_broken_law_is_found(monkeypatch):
+    import equikd.testing._configs as laws
+
+    monkeypatch.setattr(laws, "override", lambda cfg, changes: cfg)
+    with pytest.raises(AssertionError, match=r"override set|kept the structure"):
+        ek.testing.check_config(Inner, examples=20)
+
+
+def test_a_lossy_round_trip_is_found(monkeypatch):
+    import equikd.testing._configs as laws
+
+    monkeypatch.setattr(laws, "from_json", lambda text: Inner())
+    with pytest.raises(AssertionError, match="JSON -> config changed"):
+        ek.testing.check_config(Inner, examples=20)
