@@ -52,7 +52,11 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> tuple[str, ...
         >>> nearest("learning_rat", ["learning_rate", "b1"])
         ('learning_rate',)
     """
-    return tuple(difflib.get_close_matches(name, list(dict.fromkeys(options)), count, cutoff=0.5))
+    by_lower_case: dict[str, list[str]] = {}
+    for option in dict.fromkeys(options):
+        by_lower_case.setdefault(option.lower(), []).append(option)
+    found = difflib.get_close_matches(name.lower(), list(by_lower_case), count, cutoff=0.5)
+    return tuple(option for lower in found for option in by_lower_case[lower])[:count]
 
 
 def listing(items: Iterable[object], limit: int = 12) -> str:

@@ -19,6 +19,7 @@ from equikd.data import Batch
 from equikd.losses import Loss
 from equikd.metrics import Aux, EvalWeights, Metric
 from equikd.model import call, with_hyperparameters
+from equikd.sharding import home
 from equikd.wiring import Context
 
 
@@ -113,7 +114,7 @@ def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> A
         The merged states; `results()` gives the values.
     """
     arrays, static = eqx.partition(empty, eqx.is_array_like)
-    aux = eqx.combine(jax.device_put(arrays), static)
+    aux = eqx.combine(jax.device_put(arrays, home(view)), static)
     for batch in batches:
         aux = _eval_and_merge(config, view, aux, batch)
     return aux

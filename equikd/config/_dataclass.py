@@ -106,6 +106,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     cls.__post_init__ = _post_init
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr
+    _keep_keyword_only(cls)
     cls = dataclasses.dataclass(frozen=True, eq=False, kw_only=kw_only)(cls)
     cls.__init__ = _explained(cls.__init__)
     cls.__equikd_config__ = _Class(cls, frame)
@@ -218,6 +219,20 @@ def roles(cls: type) -> dict[str, tuple[str, str]]:
         )
         for name, plan in plans(cls).items()
     }
+
+
+def _keep_keyword_only(cls: type) -> None:
+    """A field that a class declares again, with another default say, stays keyword-only if it was inherited so."""
+    bases = [getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[:0:-1]]
+    inherited = {f.name: f.kw_only for fields in bases for f in fields.values()}
+    for name in inspect.get_annotations(cls):
+        if inherited.get(name):
+            own = cls.__dict__.get(name, dataclasses.MISSING)
+            if not isinstance(own, dataclasses.Field):
+                own = dataclasses.field() if own is dataclasses.MISSING else dataclasses.field(default=own)
+                setattr(cls, name, own)
+            if own.kw_only is dataclasses.MISSING:
+                own.kw_only = True
 
 
 def _explained(construct: Callable[..., None]) -> Callable[..., None]:

@@ -146,7 +146,8 @@ class Resolver:
         if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
             floats = [join((*at, *p)) for p, v in walk(node) if isinstance(v, Tracer) and not v.ndim]
             pins = ", ".join(f"{path!r}: ek.pin(...)" for path in floats[:8])
-            text += f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
+            if floats:
+                text += f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
         return text
 
 

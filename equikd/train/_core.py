@@ -110,7 +110,10 @@ def core_state(optimizer: optax.GradientTransformation, model: Any, key: jax.Arr
 
 
 def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], params: Any, rest: Any) -> Any:
-    """`((value, aux), gradients)` of a scalar loss of the parameters; aux may hold what is no array."""
+    """`((value, aux), gradients)` of a scalar loss of the parameters; aux may hold what is no array.
+
+    The gradient of a complex parameter is the direction of steepest ascent, as optax expects: the conjugate of JAX's.
+    """
     static: list[Any] = []
 
     def with_arrays(params: Any) -> tuple[jax.Array, Any]:
@@ -120,6 +123,7 @@ def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], param
         return value, arrays
 
     (value, arrays), grads = jax.value_and_grad(with_arrays, has_aux=True)(params)
+    grads = jax.tree.map(lambda grad: jnp.conj(grad) if jnp.iscomplexobj(grad) else grad, grads)
     return (value, eqx.combine(arrays, static[-1])), grads
 
 
@@ -138,7 +142,11 @@ def update(
         value: the loss, for optimizers that look at it.
         model_state: the model's new `eqx.nn.State`; that of `state` by default.
     """
-    updates, opt_state = optax.with_extra_args_support(optimizer).update(grads, state.opt_state, params, value=value)
+    if jax.tree.leaves(params):
+        apply = optax.with_extra_args_support(optimizer).update
+        updates, opt_state = apply(grads, state.opt_state, params, value=value)
+    else:  # nothing is trained, and optimizers with weight decay would ask for the parameters
+        updates, opt_state = grads, state.opt_state
     model = eqx.combine(optax.apply_updates(params, updates), rest)
     new = TrainState(
         step=state.step + 1,

@@ -16,6 +16,7 @@ from equikd.config import resolve
 from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.model import Twin, build, live_twin, twin, with_state
 from equikd.model._call import name_of
+from equikd.sharding import settle
 from equikd.train._state import TrainState, split, strong
 from equikd.tree import matches
 
@@ -52,7 +53,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
         )
     extra = resolve(config.init_extra, root=config, path="init_extra")
     extra = extra(model) if callable(extra) else extra
-    return TrainState(
+    state = TrainState(
         step=jnp.zeros((), jnp.int32),
         model=model,
         opt_state=strong_arrays(optimizer.init(params)),
@@ -62,6 +63,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
         trainable=trainable,
         hyperparameter=verdict.hyperparameter,
     )
+    return settle(state)
 
 
 def _model(config: Any, key: jax.Array, model: Any, model_state: Any) -> tuple[Any, Any, Twin]:

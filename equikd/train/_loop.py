@@ -19,6 +19,7 @@ from equikd.evals import evaluate
 from equikd.metrics import Aux
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
+from equikd.train._padding import unpadded
 from equikd.train._setup import Setup
 from equikd.train._stepper import Stepper
 from equikd.train._writers import Record, Writers
@@ -108,6 +109,7 @@ def loop(
         DataError: the data ends before `num_steps`.
     """
     pending: Pending | None = None
+    batches = unpadded(batches, setup.config, "")
     for step in range(start + 1, setup.num_steps + 1):
         batch = next(batches, None)
         if batch is None:
@@ -135,4 +137,4 @@ def loop(
 def run_eval(one: Any, stepper: Stepper) -> Aux:
     """An eval of the stepper's present state, which it borrows."""
     state, _ = stepper.borrow()
-    return evaluate(one.config, view_of(state), one.data.epoch(), one.empty)
+    return evaluate(one.config, view_of(state), unpadded(one.data.epoch(), one.config, f"evals.{one.name}."), one.empty)

@@ -18,6 +18,7 @@ from equikd.train._cache import Cache, structure_key
 from equikd.train._check import abstract, check, check_kinds, inherited, view_of
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
+from equikd.train._padding import refuse_padding
 from equikd.train._state import TrainState
 from equikd.train._stepper import program_for, step_of
 
@@ -112,6 +113,9 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
         if isinstance(error, NEEDS_VALUE):
             explain(error, config, lambda c: abstract(partial(step_of(c), c), state, spec), everywhere=True)
         raise
+    refuse_padding(config, "", data, training=True)
+    for one in made:
+        refuse_padding(one.config, f"evals.{one.name}.", one.data, training=False)
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
 
 

@@ -21,7 +21,7 @@ from equikd.data import Batch, as_batch, batch_size
 from equikd.data._pipeline import all_real
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
-from equikd.sharding import place
+from equikd.sharding import home, place
 from equikd.train._cache import Cache, is_array, structure_key
 from equikd.train._in_step import InStep
 from equikd.train._packing import layout_of, pack, unpack
@@ -44,7 +44,7 @@ class Program:
     trace.
     """
 
-    def __init__(self, config: Any, state: TrainState, batch: Any) -> None:
+    def __init__(self, config: Any, state: TrainState, batch: Any, where: Any) -> None:
         config_tree = jax.tree.structure(config)
         arrays, static = eqx.partition(state, is_array)
         self.state_tree, self.static = jax.tree.structure(arrays), static
@@ -79,7 +79,9 @@ class Program:
             merged = self.aux(accumulators).merge(self._aux(aux))
             return new, pack(self._layout, jax.tree.leaves(eqx.filter(merged, is_array)))
 
-        self.run = jax.jit(flat_step, donate_argnums=(0, 1))
+        self.where = where
+        placed = {} if where is None else {"in_shardings": where, "out_shardings": where}
+        self.run = jax.jit(flat_step, donate_argnums=(0, 1), **placed)
 
     def parted(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
         """State leaves that the step changes, and those that it keeps."""
@@ -150,12 +152,14 @@ def _pure_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, 
 
 def program_for(config: Any, state: TrainState, batch: Any) -> Program:
     """The program for these structures, from the cache where it is known."""
-    return _PROGRAMS.get(structure_key(config, state, batch), lambda: Program(config, state, batch))
+    where = home(state)
+    key = structure_key(config, state, batch), where
+    return _PROGRAMS.get(key, lambda: Program(config, state, batch, where))
 
 
-def copies(leaves: list[Any]) -> list[jax.Array]:
-    """Copies on the device, each with its sharding; nothing is compiled for them."""
-    return jax.device_put(leaves, may_alias=False)
+def copies(leaves: list[Any], where: Any) -> list[jax.Array]:
+    """Copies at the home of a state (None: each with its own sharding); nothing is compiled for them."""
+    return jax.device_put(leaves, where, may_alias=False)
 
 
 class Stepper:
@@ -191,12 +195,13 @@ class Stepper:
         spec = as_batch(trainer.spec() if spec is None else spec)
         config = trainer if isinstance(trainer, InStep) else trainer.in_step
         self._program = program_for(config, state, spec)
-        self._config_leaves = jax.tree.leaves(config)
-        self._changing, self._kept = self._program.parted(copies(jax.tree.leaves(eqx.filter(state, is_array))))
+        self._config_leaves = jax.device_put(jax.tree.leaves(config), self._program.where)
+        leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), self._program.where)
+        self._changing, self._kept = self._program.parted(leaves)
         given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, is_array))
-        self._accumulators = self._program.fresh() if given is None else copies(self._program.packed(given))
+        self._accumulators = self._program.fresh() if given is None else copies(self._program.packed(given), None)
         self._all_real = all_real(batch_size(spec))
-        self._mask = jax.device_put(self._all_real)
+        self._mask = jax.device_put(self._all_real, self._program.where)
 
     @staticmethod
     def empty(config: Any, state: TrainState, spec: Any) -> Aux:
@@ -232,7 +237,7 @@ class Stepper:
     @property
     def state(self) -> TrainState:
         """A copy of the train state, valid whatever the stepper does next."""
-        return self._program.state(copies(self._leaves()))
+        return self._program.state(copies(self._leaves(), self._program.where))
 
     def borrow(self) -> tuple[TrainState, Aux]:
         """State and accumulators without a copy: to be used before the next `step`, which donates them."""
@@ -245,7 +250,7 @@ def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Au
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((config, state, batch))):
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)
-    leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)))
+    leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), program.where)
     changing, kept = program.parted(leaves)
     config_leaves = jax.tree.leaves(config)
     data, mask = place(batch.data), place(batch.mask)

@@ -348,3 +348,33 @@ def test_arrays_in_float_fields_pass_through():
     assert not jax.typeof(Opt(jnp.asarray(0.5)).learning_rate).weak_type
     assert type(Opt(np.float32(0.1)).learning_rate) is float
     assert type(Opt(np.array(0.5)).learning_rate) is float
+
+
+def test_an_inherited_keyword_only_field_may_be_declared_again():
+    @config(kw_only=True)
+    class Base:
+        mask: str | None = "mask"
+
+    @config
+    class Own(Base):
+        x: str
+        mask: str | None = None
+
+    assert Own("preds").mask is None
+    assert Own("preds", mask="m").mask == "m"
+    with pytest.raises(ConfigError):
+        Own("preds", "m")  # pyright: ignore[reportCallIssue]
+
+
+def test_wrong_arguments_are_named(snapshot):
+    @config
+    class Opt:
+        rate: float
+        steps: int = 1
+
+    errors = []
+    for args, kwargs in (((), {"rat": 0.1}), ((), {}), ((0.1, 2, 3), {}), ((0.1,), {"rate": 0.2})):
+        with pytest.raises(ConfigError) as error:
+            Opt(*args, **kwargs)
+        errors.append(str(error.value))
+    snapshot("wrong_arguments", "\n".join(errors))

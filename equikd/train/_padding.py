@@ -1,0 +1,60 @@
+"""Padded rows count nowhere; so a metric that cannot leave them out is refused as soon as there are any."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from equikd.config import resolve
+from equikd.data import Batch, InMemory, Pipeline
+from equikd.errors import WiringError, listing, message
+
+
+def without_mask(config: Any) -> list[str]:
+    """Names of the metrics of a step's config that take no mask."""
+    metrics = resolve(config.metrics, root=config, path="metrics")
+    return [name for name, metric in metrics.items() if not metric.takes_mask]
+
+
+def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool) -> None:
+    """Refuse metrics without a mask on arrays whose last batch will be padded.
+
+    Args:
+        config: a step's config, with the metrics in question.
+        where: config path of the metrics' owner, with a dot after it, or empty.
+        data: its pipeline; of other pipelines than `InMemory` only their batches show whether they pad.
+        training: whether the data is read for training, which drops a ragged end by default.
+
+    Raises:
+        WiringError: naming the metrics, the rows and the batch size.
+    """
+    if isinstance(data, InMemory) and not (training and data.drop_remainder) and data.rows % data.batch_size:
+        names = without_mask(config)
+        if names:
+            raise _error(names, where, f"{data.rows} rows in batches of {data.batch_size}")
+
+
+def unpadded(batches: Iterator[Batch], config: Any, where: str) -> Iterator[Batch]:
+    """The batches themselves, which must hold no padding where a metric takes no mask."""
+    names = without_mask(config)
+    return _checked(batches, names, where) if names else batches
+
+
+def _checked(batches: Iterator[Batch], names: list[str], where: str) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        mask = np.asarray(batch.mask)
+        if not mask.all():
+            raise _error(names, where, f"batch {number} has {int(mask.sum())} real rows of {len(mask)}")
+        yield batch
+
+
+def _error(names: list[str], where: str, got: str) -> WiringError:
+    metrics = listing([f"{where}metrics.{name}" for name in names])
+    return WiringError(
+        message(
+            f"{metrics}: takes no mask, so rows of padding would count",
+            got=got,
+            expected="from_values(..., mask), or data without padding",
+            fix="add the argument `mask` to from_values, or choose a batch_size that divides the rows",
+        )
+    )
