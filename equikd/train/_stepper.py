@@ -76,7 +76,7 @@ class Program:
             changing: Any, accumulators: Any, kept: Any, config_leaves: Any, data: Any, mask: Any
         ) -> tuple[Any, Any]:
             new, aux = pure(self.joined(changing, kept), config_leaves, Batch(data, mask))
-            merged = self.aux(accumulators).merge(self._aux(aux))
+            merged = self._aux(unpack(self._layout, accumulators)).merge(self._aux(aux))
             return new, pack(self._layout, jax.tree.leaves(eqx.filter(merged, is_array)))
 
         self.where = where
@@ -104,7 +104,7 @@ class Program:
 
     def aux(self, packed: list[Any]) -> Aux:
         """The losses and metrics that packed accumulators stand for."""
-        return self._aux(unpack(self._layout, packed))
+        return self._aux(unpack(self._layout, jax.device_put(packed, self.where)))
 
     def packed(self, leaves: list[Any]) -> list[Any]:
         """Packed accumulators from leaves on the host."""

@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
@@ -123,6 +124,71 @@ def test_a_second_trainer_a_second_run_and_the_public_step_compile_nothing(kind:
     assert differs(first.state, other.state)
     assert compilations.names == []
     assert Counted.traces[0] == 0
+
+
+def test_the_order_of_names_is_no_part_of_the_structure(compilations: Any) -> None:
+    def make(names: str) -> ek.Trainer:
+        weights = {"a": 1.0, "b": 0.25}
+        loss = lambda weight: ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.label", weight=weight)
+        return quick(losses={name: loss(weights[name]) for name in names})
+
+    first = make("ab").train()
+    compilations.clear()
+    second = make("ba").train()
+    assert compilations.names == []
+    assert first.metrics == second.metrics
+    np.testing.assert_allclose(first.metrics["train/weighted/b"], first.metrics["train/losses/b"] / 4, rtol=1e-6)
+
+
+def test_a_resumed_run_compiles_nothing_in_the_process_that_has_trained(compilations: Any, tmp_path: Path) -> None:
+    whole = base().train(tmp_path / "whole")
+    ek.override(base(), {"num_steps": 6}).train(tmp_path / "run")
+    compilations.clear()
+    Counted.traces[0] = 0
+    resumed = base().train(tmp_path / "run")
+    assert compilations.names == []
+    assert Counted.traces[0] == 0
+    assert_same(resumed.state, whole.state)
+
+
+def on_device(tree: Any, index: int = 0) -> Any:
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.devices()[index]), tree)
+
+
+def test_arrays_that_are_committed_to_their_device_compile_nothing_more(compilations: Any) -> None:
+    """As those of a model that was put on a device are, and what is computed from them."""
+    trainer = quick(evals=evaluated())
+    model = Plain(key=jax.random.key(1))
+    result = trainer.train(model=model)
+    result.predict(arrays(20))
+    state = trainer.init(model=model)
+    batch = next(trainer.batches(state))
+    ek.train.step(trainer, state, batch)
+    on_device(model), on_device(batch)
+    compilations.clear()
+    assert_same(trainer.train(model=on_device(model)).state, result.state)
+    ek.train.predict(trainer, state, arrays(20))
+    stepper = ek.train.Stepper(trainer, state)
+    for given in (batch, on_device(batch), jax.device_put(batch), batch, on_device(batch)):
+        state, _ = ek.train.step(trainer, state, given)
+        stepper.step(given)
+        stepper.swap()
+    assert_same(stepper.state, state)
+    assert compilations.names == []
+
+
+def test_a_model_on_another_device_is_trained_there_with_one_compilation(compilations: Any) -> None:
+    trainer = quick(evals=evaluated())
+    model = Plain(key=jax.random.key(1))
+    here = trainer.train(model=model)
+    compilations.clear()
+    there = trainer.train(model=on_device(model, 1))
+    trainer.train(model=on_device(model, 1))
+    assert compilations.names.count("jit(flat_step)") == 1
+    assert compilations.names.count("jit(_eval_and_merge)") == 1
+    assert_same(here.state, there.state)
+    for leaf in jax.tree.leaves(eqx.filter(there.state, eqx.is_array)):
+        assert leaf.devices() == {jax.devices()[1]}
 
 
 STATIC = {

@@ -125,6 +125,36 @@ def test_the_core_maps_over_hyperparameters_and_compiles_once_for_all(compilatio
             np.testing.assert_allclose(ours[index], theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_hyperparameters_may_hold_nodes_and_schedules(compilations: Any) -> None:
+    @ek.config.config
+    class Nested:
+        optimizer: Any
+        rate: ek.optim.Schedule
+
+    def make(b1: float, start: float) -> Nested:
+        return Nested(ek.lazy(optax.scale_by_adam)(b1=b1), ek.optim.Linear(start, 0.0, transition_steps=5))
+
+    def optimizer(hp: Nested) -> Any:
+        return optax.chain(hp.optimizer, optax.scale_by_learning_rate(hp.rate))
+
+    def cross_entropy(model: Any, batch: Any, hp: Nested, key: Any) -> Any:
+        del hp, key
+        logits = jax.vmap(model)(batch["x"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+    init, step = ek.train.make_step(cross_entropy, optimizer=optimizer)
+    final = []
+    for values in ((0.9, 0.1), (0.5, 0.1), (0.9, 0.3)):
+        state = init(make(*values), Plain(key=jax.random.key(0)), jax.random.key(1))
+        for batch in BATCHES[:3]:
+            state, aux = step(make(*values), state, batch)
+        final.append(float(aux.loss))
+        if len(final) == 1:
+            compilations.clear()
+    assert compilations.names == []
+    assert len(set(final)) == 3
+
+
 def test_the_core_scans_over_batches() -> None:
     dynamic, static = eqx.partition(first_state(), eqx.is_array)
 
@@ -324,11 +354,21 @@ def test_the_public_step_maps_over_the_floats_of_the_experiment(compilations: An
     population(stacked(trainers[::-1]), states)
     assert compilations.names == []
     losses = eqx.filter_vmap(lambda aux: aux.loss)(aux)
+    two_steps = lambda config: ek.train.step(config, ek.train.step(config, state, batch)[0], batch)[1].loss
+    np.testing.assert_allclose(jax.jit(jax.vmap(two_steps))(stacked(trainers)), losses, rtol=1e-5)
     for index, trainer in enumerate(trainers):
         alone, solo_aux = ek.train.step(trainer, ek.train.step(trainer, state, batch)[0], batch)
         np.testing.assert_allclose(losses[index], solo_aux.loss, rtol=1e-5)
         for ours, theirs in zip(leaves(states.model), leaves(alone.model), strict=True):
             np.testing.assert_allclose(ours[index], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_public_step_inside_a_jit_that_traces_none_of_its_arguments() -> None:
+    trainer = quick()
+    state = trainer.init()
+    batch = next(trainer.batches(state))
+    inside = jax.jit(lambda: ek.train.step(trainer, state, batch)[1].loss)()
+    np.testing.assert_allclose(inside, ek.train.step(trainer, state, batch)[1].loss, rtol=1e-6)
 
 
 def test_the_public_step_is_differentiated_in_the_floats_of_the_experiment() -> None:
