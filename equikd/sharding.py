@@ -1,8 +1,8 @@
 """Where data and state live. One process, one device for now: batches go to the compiled step as they are.
 
-JAX compiles once more where an array that was committed to its device (by `device_put(x, device)`, or as the result of a
-computation on such arrays) stands in for one that was not. So the state is committed to its home from init on, and the
-step is compiled for that device, whatever the arrays of a live model or a batch are.
+JAX compiles once more where an array that was committed to its device (by `device_put(x, device)`, or as the result of
+a computation on such arrays) stands in for one that was not. So the state is committed to its home from init on, and
+the step is compiled for that device, whatever the arrays of a live model or a batch are.
 """
 
 from typing import Any

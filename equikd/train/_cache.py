@@ -1,8 +1,8 @@
 """What all runs of one structure share is made once: a bounded, process-wide cache, and the key of a structure.
 
-Two experiments have one structure if one compiled program serves both: the same containers and static values, and arrays
-of the same shapes and dtypes, whatever the numbers in them. So a second trainer, a second `train()` or another learning
-rate finds what the first one made, traced or compiled.
+Two experiments have one structure if one compiled program serves both: the same containers and static values, and
+arrays of the same shapes and dtypes, whatever the numbers in them. So a second trainer, a second `train()` or another
+learning rate finds what the first one made, traced or compiled.
 """
 
 import collections

@@ -128,7 +128,13 @@ def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], param
 
 
 def update(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: Any, params: Any, rest: Any, *, value: Any,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    grads: Any,
+    params: Any,
+    rest: Any,
+    *,
+    value: Any,
     model_state: Any = None,
 ) -> tuple[TrainState, Any, Any]:
     """The state after one optimizer update, the updates, and the optimizer's state.

@@ -138,7 +138,9 @@ def _fitting(old: Any, new: Any) -> list[Any]:
         lines = [f"{jax.tree.structure(old)} has become {jax.tree.structure(new)}"]
     if lines:
         fix = "return a state with the modules, containers, shapes and dtypes of the one given"
-        raise EquikdError(message("the step changes the structure of the train state", got="\n".join(lines)[:2000], fix=fix))
+        raise EquikdError(
+            message("the step changes the structure of the train state", got="\n".join(lines)[:2000], fix=fix)
+        )
     return [strong(leaf) if is_weak(leaf) else leaf for leaf in jax.tree.leaves(new)]
 
 

