@@ -4,12 +4,18 @@ Nothing here computes on the device or writes to disk. A wrong experiment ends h
 """
 
 import dataclasses
+import warnings
 from functools import partial
 from typing import Any
 
+import optax
+
 from equikd.config import resolve, validate
+from equikd.config._node import parts
 from equikd.config._resolve import check_references
+from equikd.config._values import is_node
 from equikd.data import Batch, Pipeline, pipeline
+from equikd.errors import message
 from equikd.evals import Eval, View, eval_batch
 from equikd.metrics import Aux
 from equikd.model._floats import NEEDS_VALUE, explain
@@ -21,6 +27,7 @@ from equikd.train._init import initial_state
 from equikd.train._padding import refuse_padding
 from equikd.train._state import TrainState
 from equikd.train._stepper import program_for, step_of
+from equikd.tree import join, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +103,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     validate(trainer)
     check_references(trainer)
     check_kinds(trainer)
+    _warn_of_injected(trainer)
     config, seed = trainer.in_step, part(trainer, "seed")
     data = pipeline(trainer.train_data, root=trainer, path="train_data")
     spec = data.spec()
@@ -117,6 +125,20 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     for one in made:
         refuse_padding(one.config, f"evals.{one.name}.", one.data, training=False)
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
+
+
+def _warn_of_injected(trainer: Any) -> None:
+    """Warn of hyperparameters that optax keeps in the optimizer's state, where later edits do not reach them."""
+    injecting = (optax.inject_hyperparams, optax.inject_stateful_hyperparams)
+    for at, value in walk(trainer.optimizer, ("optimizer",)):
+        if is_node(value) and parts(value)[0] in injecting:
+            warnings.warn(
+                message(
+                    f"{join(at)}: inject_hyperparams keeps its values in the optimizer's state, where edits are ignored",
+                    fix="leave it out: every float of the config is traced, and may change without a recompile",
+                ),
+                stacklevel=4,
+            )
 
 
 def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spec: Batch) -> InStep:

@@ -365,3 +365,11 @@ def test_with_a_step_of_ones_own_the_evals_are_checked_all_the_same(refused):
     evals = {"test": ek.evals.Eval(data=evaluated()["test"].data, metrics={"a": accuracy(labels="batch.labels")})}
     small(step=own_step, evals=evaluated()).init()
     refused("own_step", small(step=own_step, evals=evals))
+
+
+def test_injected_hyperparameters_are_warned_of(snapshot):
+    injected = L(optax.inject_hyperparams)(optax.adam)(learning_rate=1e-3)
+    with pytest.warns(UserWarning, match="inject_hyperparams") as caught:
+        small(optimizer=injected).init()
+    snapshot("injected", str(caught[0].message))
+    assert caught[0].filename == __file__
