@@ -1,7 +1,7 @@
 """What configs cost: flattening, a jit call with one, our loop with traced floats, building, resolving, JSON.
 
-The config of the first figures has 20 floats in 6 nodes and configs: the shape of a real experiment. The last figure is a
-count: how many programs XLA compiles for 100 random edits of its floats.
+The config of the first figures has 20 floats in 6 nodes and configs: the shape of a real experiment. The last figure is
+a count: how many programs XLA compiles for 100 random edits of its floats.
 
     python -m benchmarks.config [--quick]
 """

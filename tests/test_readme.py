@@ -76,7 +76,9 @@ def test_the_example_config_is_the_file():
 def test_the_python_runs_top_to_bottom(tmp_path):
     code = "\n".join(block for block in blocks("python") if "def get_config" not in block)
     code += '\nassert result.metrics["test/accuracy"] > 0.9 and int(state.step) == 2\n'
-    code += "assert MeanConfidence(preds='preds').from_values(logits, jax.numpy.ones(len(logits), bool)).compute() > 0.5\n"
+    code += (
+        "assert MeanConfidence(preds='preds').from_values(logits, jax.numpy.ones(len(logits), bool)).compute() > 0.5\n"
+    )
     (tmp_path / "readme.py").write_text(code)
     import equikd
 

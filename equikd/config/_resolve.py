@@ -147,7 +147,9 @@ class Resolver:
             floats = [join((*at, *p)) for p, v in walk(node) if isinstance(v, Tracer) and not v.ndim]
             pins = ", ".join(f"{path!r}: ek.pin(...)" for path in floats[:8])
             if floats:
-                text += f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
+                text += (
+                    f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
+                )
         return text
 
 

@@ -104,7 +104,12 @@ def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[Tra
     optimizer = resolve(config.optimizer, root=config, path="optimizer")
     _, rest = split(context.model, state.trainable)
     new, updates, opt_state = update(
-        optimizer, state, context.grads, context.params, rest, value=context.totals.compute(),
+        optimizer,
+        state,
+        context.grads,
+        context.params,
+        rest,
+        value=context.totals.compute(),
         model_state=context.model_state,
     )
     return new, context.replace(updates=updates, opt_state=opt_state)

@@ -203,8 +203,14 @@ class Trainer:
         return writers
 
     def _run(
-        self, setup: Setup, stepper: Stepper, batches: Iterator[Batch], writers: tuple[Any, ...], run: Run,
-        store: CheckpointStore | None = None, seconds: float = 0.0,
+        self,
+        setup: Setup,
+        stepper: Stepper,
+        batches: Iterator[Batch],
+        writers: tuple[Any, ...],
+        run: Run,
+        store: CheckpointStore | None = None,
+        seconds: float = 0.0,
     ) -> "Result":
         with Writers.open(writers, run) as opened:
             output, saving = Output(opened, seconds), None
