@@ -107,16 +107,16 @@ def compilations() -> int:
     """How often XLA compiles a function of the config over 100 random edits of its floats."""
     compiled: list[str] = []
 
-    def listen(event: str, seconds: float, **details: Any) -> None:
-        del seconds
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(str(details.get("fun_name")))
+            compiled.append(str(kwargs.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
 
     @jax.jit
     def total(cfg: Any) -> jax.Array:
-        return sum(jax.numpy.asarray(leaf, float) for leaf in jax.tree.leaves(cfg))
+        return sum((jax.numpy.asarray(leaf, float) for leaf in jax.tree.leaves(cfg)), jax.numpy.zeros(()))
 
     draw, cfg, seen = random.Random(0), experiment(), set()
     paths = list(floats(cfg))

@@ -16,6 +16,7 @@ puts an ordinary number where the mask is False. How far that may go is what a l
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, final
 
 import jax
@@ -80,7 +81,7 @@ class Loss(abc.ABC):
     are replaced. `"element"`: even its own element alone, as in a cross entropy of each token, so that single masked
     elements are replaced too. `"batch"`: several rows, as in a contrastive loss; only padding is replaced."""
 
-    weight: float | Schedule = 1.0
+    weight: float | Schedule | Callable[[Any], Any] = 1.0
     """Factor in the total loss: a traced float, a schedule, or a node that makes a function of the step."""
     mask: KeyPath | None = "mask"
     """Which rows (or elements of rows) count, bool, batch axis first; None: every row that is no padding."""

@@ -47,7 +47,7 @@ def compilations() -> Compilations:
 
 @pytest.fixture
 def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`snapshot(name, text)`: text equals tests/snapshots/<test file>/<name>.txt; EQUIKD_UPDATE_SNAPSHOTS=1 rewrites."""
+    """`snapshot(name, text)`: text equals tests/snapshots/TEST_FILE/name.txt; EQUIKD_UPDATE_SNAPSHOTS=1 rewrites."""
     folder = Path(__file__).parent / "snapshots" / request.path.stem
 
     def compare(name: str, text: str) -> None:

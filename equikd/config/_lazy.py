@@ -107,10 +107,12 @@ class _LazyFunction:
             >>> resolve(lazy.partial(jax.nn.leaky_relu)(negative_slope=0.5))(-2.0).item()
             -1.0
         """
-        target = target.__equikd_target__ if type(target) is _Lazy else target
-        if not callable(target) or is_node(target):
-            raise _no_target(target)
-        return lambda *args, **kwargs: build_partial(target, args, kwargs, caller())
+        function: Any = target
+        if type(function) is _Lazy:
+            function = function.__equikd_target__
+        if not callable(function) or is_node(function):
+            raise _no_target(function)
+        return lambda *args, **kwargs: build_partial(function, args, kwargs, caller())
 
     def __repr__(self) -> str:
         return "lazy"

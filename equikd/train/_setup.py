@@ -134,7 +134,7 @@ def _warn_of_injected(trainer: Any) -> None:
         if is_node(value) and parts(value)[0] in injecting:
             warnings.warn(
                 message(
-                    f"{join(at)}: inject_hyperparams keeps its values in the optimizer's state, where edits are ignored",
+                    f"{join(at)}: inject_hyperparams keeps values in the optimizer's state, where edits are ignored",
                     fix="leave it out: every float of the config is traced, and may change without a recompile",
                 ),
                 stacklevel=4,

@@ -1,9 +1,9 @@
 """The step: one pure function (config, state, batch) -> (state, aux), from pieces that can be used alone.
 
-`config` is the part of the trainer that the step uses (`trainer.in_step`), resolved here, inside the trace, so each of its
-floats may change, be vmapped or be differentiated without a recompile. The context is filled in order: forward, losses,
-gradients, updates, metrics (of the parameters before the update). `Trainer(step=my_step)` replaces `default_step` by a
-function of the same signature, which may call the same pieces.
+`config` is the part of the trainer that the step uses (`trainer.in_step`), resolved here, inside the trace, so each of
+its floats may change, be vmapped or be differentiated without a recompile. The context is filled in order: forward,
+losses, gradients, updates, metrics (of the parameters before the update). `Trainer(step=my_step)` replaces
+`default_step` by a function of the same signature, which may call the same pieces.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def default_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState
 def begin(config: Any, state: TrainState, batch: Batch, model: Any) -> Context:
     """The context before anything is computed; rows of padding hold ordinary numbers, lest a nan enter a gradient."""
     key = jax.random.fold_in(state.key, state.step)
-    data = replace_masked(batch.data, batch.mask)
+    data = replace_masked(batch.data, jnp.asarray(batch.mask))
     return Context(step=state.step, key=key, batch=data, mask=batch.mask, model=model, extra=state.extra, config=config)
 
 

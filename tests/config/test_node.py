@@ -224,7 +224,8 @@ def test_pins_and_references(snapshot):
 
 def test_partial_keeps_what_is_given_and_checks_it(snapshot):
     node = lazy.partial(optax.adamw)(b1=1, weight_decay=0.5)
-    assert node.b1 == 1.0 and type(node.b1) is float
+    assert node.b1 == 1.0
+    assert type(node.b1) is float
     assert from_json(to_json(node)) == node
     assert override(node, {"learning_rate": 1}).learning_rate == 1.0
     linear = resolve(lazy.partial(eqx.nn.Linear)(3))(2, key=jax.random.key(0))
@@ -232,5 +233,5 @@ def test_partial_keeps_what_is_given_and_checks_it(snapshot):
     with pytest.raises(ConfigError) as error:
         lazy.partial(optax.adamw)(learning_rat=1e-3, b1=0.9)
     snapshot("partial_unknown_argument", str(error.value))
-    with pytest.raises(ConfigError, match="no argument 'nothing'|nothing"):
+    with pytest.raises(ConfigError, match="nothing"):
         override(node, {"nothing": 1.0})

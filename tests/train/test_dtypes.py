@@ -31,8 +31,6 @@ OPTIMIZERS = {
     "adam": ek.lazy(optax.adam)(learning_rate=1e-2),
     "adamw with all floats": ek.with_defaults(ek.lazy(optax.adamw)(learning_rate=1e-2)),
     "momentum": ek.lazy(optax.sgd)(learning_rate=1e-2, momentum=0.9),
-    "rmsprop": ek.with_defaults(ek.lazy(optax.rmsprop)(learning_rate=1e-2)),
-    "lion": ek.with_defaults(ek.lazy(optax.lion)(learning_rate=1e-3)),
     "schedule": ek.lazy(optax.adamw)(ek.optim.WarmupCosine(0.0, 1e-2, warmup_steps=2, decay_steps=12)),
     "chain": ek.lazy(optax.chain)(ek.lazy(optax.clip_by_global_norm)(1.0), ek.lazy(optax.nadamw)(1e-2)),
     "moments in bf16": ek.lazy(optax.adam)(learning_rate=1e-2, mu_dtype="bfloat16"),
