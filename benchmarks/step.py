@@ -18,7 +18,7 @@ log, and neither start-up nor compilation.
 
 Each figure is also taken in seconds of the CPU, over all threads (`cpu`). On a quiet machine with a core to spare,
 Python dispatches the next step while the last one is computed, and the time on the wall hides much of what Python
-costs; on a busy one the two add up. The CPU figure is the steadier one, and an upper bound of the other.
+costs; on a busy one the two add up. The CPU figure is the steadier one, and the larger one on a quiet machine.
 """
 
 import itertools

@@ -100,7 +100,8 @@ class Program:
         return eqx.combine(jax.tree.unflatten(self.state_tree, leaves), self.static)
 
     def _aux(self, leaves: Any) -> Aux:
-        return eqx.combine(jax.tree.unflatten(self.aux_tree, leaves), self.aux_static)
+        aux = jax.tree.unflatten(self.aux_tree, leaves)
+        return eqx.combine(aux, self.aux_static) if jax.tree.leaves(self.aux_static) else aux
 
     def aux(self, packed: list[Any]) -> Aux:
         """The losses and metrics that packed accumulators stand for."""
