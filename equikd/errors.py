@@ -37,8 +37,34 @@ class DataError(EquikdError, ValueError):
     """A data pipeline yields too little, or something of the wrong structure or shape."""
 
 
+# What other libraries call the things that are named here; spelling alone would not find them.
+_ALIASES = {
+    "lr": ("learning_rate",),
+    "step_size": ("learning_rate",),
+    "wd": ("weight_decay",),
+    "momentum": ("b1", "decay"),
+    "beta1": ("b1",),
+    "beta2": ("b2",),
+    "epsilon": ("eps",),
+    "epochs": ("num_steps",),
+    "num_epochs": ("num_steps",),
+    "max_epochs": ("num_steps",),
+    "steps": ("num_steps",),
+    "max_steps": ("num_steps",),
+    "total_steps": ("num_steps",),
+    "optim": ("optimizer",),
+    "opt": ("optimizer",),
+    "tx": ("optimizer",),
+    "dataset": ("train_data",),
+    "data": ("train_data",),
+    "loss": ("losses",),
+    "bs": ("batch_size",),
+    "batchsize": ("batch_size",),
+}
+
+
 def nearest(name: str, options: Iterable[str], count: int = 3) -> tuple[str, ...]:
-    """The options most like `name`, best first.
+    """The options most like `name`, best first: those that other libraries call so, then those spelt alike.
 
     Args:
         name: what was written.
@@ -51,12 +77,17 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> tuple[str, ...
     Example:
         >>> nearest("learning_rat", ["learning_rate", "b1"])
         ('learning_rate',)
+        >>> nearest("lr", ["learning_rate", "b1"])
+        ('learning_rate',)
     """
     by_lower_case: dict[str, list[str]] = {}
-    for option in dict.fromkeys(options):
+    options = list(dict.fromkeys(options))
+    meant = _ALIASES.get(name.rpartition(".")[2].lower(), ())
+    known = [option for alias in meant for option in options if option.rpartition(".")[2] == alias]
+    for option in options:
         by_lower_case.setdefault(option.lower(), []).append(option)
     found = difflib.get_close_matches(name.lower(), list(by_lower_case), count, cutoff=0.5)
-    return tuple(option for lower in found for option in by_lower_case[lower])[:count]
+    return tuple(dict.fromkeys([*known, *(option for lower in found for option in by_lower_case[lower])]))[:count]
 
 
 def listing(items: Iterable[object], limit: int = 12) -> str:
@@ -114,8 +145,11 @@ def message(
     return "\n".join(lines)
 
 
+_MOST_MESSAGES = 10  # of one report; whoever corrects these sees the others next
+
+
 def report(headline: str, messages: Sequence[str]) -> str:
-    """Several messages of one kind under one headline; a single message stands alone.
+    """Several messages of one kind under one headline, ten at most; a single message stands alone.
 
     Example:
         >>> print(report("2 settings are wrong", ["a: no", "b: no"]))
@@ -125,4 +159,6 @@ def report(headline: str, messages: Sequence[str]) -> str:
     """
     if len(messages) == 1:
         return messages[0]
-    return "\n".join([headline, *("- " + text.replace("\n", "\n  ") for text in messages)])
+    left_out = len(messages) - _MOST_MESSAGES
+    shown = ["- " + text.replace("\n", "\n  ") for text in messages[:_MOST_MESSAGES]]
+    return "\n".join([headline, *shown, *([f"... and {left_out} more"] if left_out > 0 else [])])

@@ -241,6 +241,10 @@ def _explained(construct: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if (
+            "__equikd_config__" not in type(self).__dict__
+        ):  # a subclass without the decorator, whose fields nobody knows
+            plans(type(self))
         try:
             construct(self, *args, **kwargs)
         except TypeError as error:

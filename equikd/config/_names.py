@@ -8,12 +8,15 @@ a name imports its module: a config is code, see `from_json`.
 import enum
 import functools
 import importlib
+import re
 import sys
 import types
 from typing import Any
 
+import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.errors import ConfigError, message, nearest
 
 
@@ -115,13 +118,19 @@ def display_name(thing: Any) -> str:
 
 
 def spell(value: Any) -> str:
-    """A value for messages and `repr`: as `repr`, with functions and classes by name and no addresses.
+    """A value for messages and `repr`: as `repr`, with functions and classes by name, arrays by dtype and shape.
 
     Example:
         >>> import optax
         >>> spell({"rule": (optax.sgd, 0.1)})
         "{'rule': (optax.sgd, 0.1)}"
+        >>> spell({"image": np.zeros((2, 8, 8), np.float32)})
+        "{'image': float32[2,8,8]}"
     """
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim and not isinstance(value, Tracer):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if type(value) is list:
+        return f"[{', '.join(map(spell, value))}]" if len(value) <= _MOST_ITEMS else _long_list(value)
     if type(value) is tuple:
         return f"({', '.join(map(spell, value))}{',' if len(value) == 1 else ''})"
     if type(value) is dict:
@@ -131,6 +140,24 @@ def spell(value: Any) -> str:
     if callable(value) and not getattr(type(value), "tree_items", None):
         return display_name(value).replace(":", ".")
     return repr(value)
+
+
+_MOST_ITEMS = 12  # of a list, which no config holds, but data may
+
+
+def _long_list(value: list[Any]) -> str:
+    return f"[{', '.join(map(spell, value[:_MOST_ITEMS]))}, ... ({len(value) - _MOST_ITEMS} more)]"
+
+
+def shortened(value: Any, limit: int = 100) -> str:
+    """A value spelt on one line, cut after `limit` characters, without addresses.
+
+    Example:
+        >>> shortened("a" * 30, limit=10)
+        "'aaaaaa..."
+    """
+    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", re.sub(r"\s+", " ", spell(value)))
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def portable(value: Any) -> Any:

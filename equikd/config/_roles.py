@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from equikd._compat import Tracer
-from equikd.config._names import spell as spell_value
+from equikd.config._names import shortened
 from equikd.config._values import check_plain, exact_float, is_config, is_part, number
 from equikd.errors import ConfigError, message
 
@@ -173,7 +173,12 @@ def _admits(annotation: Any, value: Any) -> bool:
     annotation = _bare(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(_admits(part, value) for part in typing.get_args(annotation) if part is not type(None))
+    if (typing.get_origin(annotation) or annotation) in (*_SCALARS, tuple, dict):
+        return False
     return not is_config_class(annotation) or isinstance(value, annotation)
+
+
+_SCALARS = (bool, int, float, complex, str, bytes)
 
 
 def is_config_class(annotation: Any) -> bool:
@@ -186,8 +191,14 @@ def is_uncalled(value: Any) -> bool:
     return "__equikd_target__" in getattr(type(value), "__slots__", ())
 
 
-def _unfit(plan: Plan, value: Any, path: str, fix: str | None = None) -> ConfigError:
-    got = f"{type(value).__name__} {spell_value(value)}"
+def _unfit(plan: Plan, value: Any, path: str) -> ConfigError:
+    fix = None
+    if plan.kind in ("dict", "sequence"):  # the likeliest slip: the part itself, or another container
+        part = value[0] if isinstance(value, tuple | list) and len(value) else value
+        part = f"{type(part).__qualname__}(...)" if is_config(part) else shortened(part, 60)
+        fix = f'{{"name": {part}}}' if plan.kind == "dict" else f"({part},)"
+        fix = f"write {fix}"
+    got = f"{type(value).__name__} {shortened(value)}"
     return ConfigError(message(f"{path}: wrong kind of value", got=got, expected=spell(plan.annotation), fix=fix))
 
 
@@ -224,6 +235,8 @@ def _normalise_integer(plan: Plan, value: Any, path: str) -> Any:
 def _normalise_static(plan: Plan, value: Any, path: str) -> Any:
     annotation = _bare(plan.annotation)
     value = _numbers(value)
+    if type(value) is list and not fits(annotation, tuple(value)):  # or the advice were to write a tuple
+        raise _unfit(plan, value, path)
     check_plain_deep(value, path)
     if annotation is float and type(value) is int:
         return float(value)
@@ -288,7 +301,8 @@ def check_plain_deep(value: Any, path: str) -> None:
 
 def _normalise_tuple(plan: Plan, value: Any, path: str) -> Any:
     if type(value) is not tuple:
-        check_plain(value, path)
+        if not isinstance(value, dict):
+            check_plain(value, path)
         raise _unfit(plan, value, path)
     members = plan.members * len(value) if plan.kind == "sequence" else plan.members
     if len(members) != len(value):
@@ -298,7 +312,6 @@ def _normalise_tuple(plan: Plan, value: Any, path: str) -> Any:
 
 def _normalise_dict(plan: Plan, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
-        check_plain(value, path)
         raise _unfit(plan, value, path)
     for key in value:
         if not isinstance(key, str):
@@ -310,6 +323,8 @@ def _normalise_union(plan: Plan, value: Any, path: str) -> Any:
     member = choose(plan, value)
     if member is not None:
         return normalise(member, value, path)
+    if type(value) is dict or (type(value) is list and choose(plan, tuple(value)) is None):
+        raise _unfit(plan, value, path)
     check_plain_deep(value, path)
     if type(value) is int and any(m.kind == "float" for m in plan.members):
         return exact_float(value, path)
@@ -342,6 +357,8 @@ def _is_instance(value: Any, annotation: Any) -> bool:
 
 
 def _normalise_any(plan: Plan, value: Any, path: str) -> Any:
+    if is_config_class(plan.annotation) and isinstance(value, tuple | list | dict):
+        raise _unfit(plan, value, path)
     if type(value) is tuple:
         return tuple(normalise(plan, part, f"{path}[{index}]") for index, part in enumerate(value))
     if isinstance(value, dict):

@@ -13,15 +13,15 @@ import enum
 import functools
 import io
 import pathlib
-import re
 import types
+from collections import abc
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from equikd.config._names import display_name
+from equikd.config._names import display_name, shortened, spell
 from equikd.errors import ConfigError, message
 
 
@@ -203,19 +203,20 @@ def check_plain(value: Any, path: str) -> Any:
         raise ConfigError(
             message(
                 f"{path}: a list can be changed by anybody who holds it, so a config has none",
-                got=_short(value),
-                fix=f"write a tuple: {_short(tuple(value))}",
+                got=shortened(value),
+                fix=f"write a tuple: {shortened(tuple(value))}",
             )
         )
     if isinstance(value, jax.Array | np.ndarray):
         is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
         raise ConfigError(
             message(
-                f"{path}: got an array {_spec(value)}; arrays are data, not configuration",
+                f"{path}: got an array {spell(value)}; arrays are data, not configuration",
                 expected="plain data",
                 fix="leave it out: each node gets its own key, folded from its path"
                 if is_key
-                else "write a node that makes or loads it, such as ek.lazy(load)(...)",
+                else "write a node that makes or loads it, such as ek.lazy(load)(...); "
+                "data to train on: ek.data.InMemory(arrays, batch_size=...)",
             )
         )
     if isinstance(value, types.ModuleType):
@@ -262,9 +263,11 @@ def _built_message(value: Any, path: str) -> str:
     if kind.__name__.startswith("GradientTransformation"):
         fix = "write the call instead of making it: ek.lazy(optax.adamw)(learning_rate=1e-3)"
     elif isinstance(value, set | frozenset | range):
-        fix = f"write a tuple: tuple({_short(value)})"
+        fix = f"write a tuple: tuple({shortened(value)})"
     elif isinstance(value, io.IOBase):
         fix = "write its path, and open it in the function that a node calls"
+    elif isinstance(value, abc.Iterator):
+        fix = "give the function that makes it, uncalled; for data: ek.data.Iterable(function)"
     elif isinstance(value, np.random.Generator):
         fix = "write a seed, or the call instead of making it: ek.lazy(np.random.default_rng)(0)"
     elif isinstance(value, functools.partial):
@@ -280,16 +283,7 @@ def _built_message(value: Any, path: str) -> str:
     return message(
         f"{path}: got a built {display_name(kind).removeprefix('builtins:')} object; "
         "a config describes, it holds nothing built",
-        got=_short(value),
+        got=shortened(value),
         expected="plain data, a config or a node",
         fix=fix,
     )
-
-
-def _short(value: Any) -> str:
-    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-def _spec(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}"

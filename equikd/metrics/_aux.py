@@ -77,7 +77,7 @@ class Aux(eqx.Module):
         means = {name: type(state).compute(state) for name, state in self.losses.items()}
         values: dict[str, Any] = {}
         if self.total is not None:
-            weighted = type(self.total).weighted(self.total, means)
+            weighted = self.total.weighted(means)
             values = {"loss": sum(weighted.values())}
             values |= {f"losses/{name}": value for name, value in means.items()}
             values |= {f"weighted/{name}": value for name, value in weighted.items()}

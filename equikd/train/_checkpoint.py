@@ -43,7 +43,7 @@ import jax
 import numpy as np
 
 from equikd.errors import CheckpointError, listing, message
-from equikd.train._directory import write_atomically
+from equikd.train._directory import file_sizes, write_atomically
 from equikd.train._leaves import Entry, cut, differences, entry_of, from_host, named, to_host
 
 FORMAT = 1
@@ -196,7 +196,7 @@ class CheckpointStore:
             what = f"checkpoint {step} does not fit the template: {len(lines)} leaves differ"
             fix = "restore with the model and optimizer that were saved"
             raise CheckpointError(cut(what, lines, where=str(self._directory), fix=fix))
-        arrays = self._read_arrays(step, entries)
+        arrays = self._read_arrays(step, entries, document.get("files", {}))
         restored = [from_host(arrays[path], entries[path]) for path in wanted]
         self._position, self._own = step, {step}
         return jax.tree_util.tree_unflatten(treedef, restored), document["facts"]
@@ -255,9 +255,13 @@ class CheckpointStore:
             raise CheckpointError(message(what, where=str(path), got=repr(version), expected=str(FORMAT), fix=fix))
         return document
 
-    def _read_arrays(self, step: int, entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+    def _read_arrays(self, step: int, entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, np.ndarray]:
         path = self._directory / str(step) / _ARRAYS
         try:
+            # Before orbax reads: where one of its reads fails, the others go on and complain of a loop that is gone.
+            damaged = files.items() - file_sizes(path.parent).items()
+            if damaged:
+                raise OSError(f"missing or cut short: {listing(sorted(name for name, _ in damaged), 4)}")
             stored = _in_thread(lambda: _read(path)) if any(0 not in e["shape"] for e in entries.values()) else {}
             return {name: _load(stored, name, entry) for name, entry in entries.items()}
         except Exception as error:  # whatever orbax, tensorstore and the file system raise for broken files
@@ -282,7 +286,7 @@ def _steps(directory: Path) -> tuple[int, ...]:
 
 
 def _facts_text(step: int, facts: Mapping[str, Any]) -> str:
-    """The facts as JSON; at once, so that the caller may change them, and is told at its own line what is no JSON."""
+    """The facts as JSON, at once: the caller may then change them, and is told at its own line what is no JSON."""
     try:
         return json.dumps(dict(facts))
     except (TypeError, ValueError) as error:
@@ -323,7 +327,6 @@ def _publish(
 ) -> None:
     """Writes a step beside its place and gives it its name when it is whole; then removes what is not kept."""
     arrays, entries = _storable(host, keys)
-    document = f'{{"format": {FORMAT}, "step": {step}, "facts": {facts}, "leaves": {json.dumps(entries)}}}'
     directory.mkdir(parents=True, exist_ok=True)
     for entry in list(os.scandir(directory)):
         if _LEFTOVER.fullmatch(entry.name):
@@ -333,6 +336,12 @@ def _publish(
         temporary.mkdir()
         if arrays:
             _write(temporary / _ARRAYS, arrays)
+        head, leaves, files = (
+            f'"format": {FORMAT}, "step": {step}',
+            json.dumps(entries),
+            json.dumps(file_sizes(temporary)),
+        )
+        document = f'{{{head}, "facts": {facts}, "leaves": {leaves}, "files": {files}}}'
         write_atomically(temporary / _DOCUMENT, document.encode())
         # Steps from here on belong to a line that a restore has left. They go first: in the other order a run killed
         # between would resume from the abandoned line.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from equikd.config import resolve
+from equikd.errors import ConfigError, message
 from equikd.model import live_twin, with_state
 from equikd.model._twin import check_arrays
 from equikd.train._init import strong_arrays, strong_model
@@ -48,7 +49,12 @@ def make_step(
     Returns:
         `init(hp, model, key) -> state` and `step(hp, state, batch) -> (state, aux)`; `aux.loss` is the loss before the
         update. Every inexact array of the model that is not held by a config is trained; its Python numbers are part
-        of the program. Both are jitted, donate nothing, and go through `jit`, `vmap`, `scan` and `grad`.
+        of the program. Both are jitted, donate nothing, and go through `eqx.filter_jit`, `eqx.filter_vmap` and
+        `eqx.filter_grad`; through `jax.jit`, `jax.vmap` and `lax.scan` too where all leaves of the model are arrays
+        (an activation function is a leaf that is none: `eqx.partition` the state first).
+
+    Raises:
+        ConfigError: `optimizer` is built already.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax
@@ -65,6 +71,15 @@ def make_step(
         >>> int(state.step), aux.loss.shape
         (1, ())
     """
+    if isinstance(optimizer, optax.GradientTransformation) or not callable(optimizer):
+        raise ConfigError(
+            message(
+                "make_step: the optimizer is built already, so it cannot follow hp",
+                got=type(optimizer).__name__,
+                expected="a function of hp that returns an optax optimizer",
+                fix="optimizer=lambda hp: optax.adamw(hp.learning_rate)",
+            )
+        )
 
     def init(hp: Any, model: Any, key: jax.Array) -> TrainState:
         check_arrays(model)  # here, since inside jit one array given twice is two

@@ -77,6 +77,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(descriptor)
 
 
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Path below a folder -> bytes, of all its files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
 @final
 @dataclass(frozen=True)
 class RunDirectory:

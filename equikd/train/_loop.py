@@ -8,7 +8,7 @@ it has just dispatched. Before an eval or a checkpoint, and at the end, what was
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,7 +20,8 @@ from equikd.metrics import Aux
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._padding import unpadded
-from equikd.train._setup import Setup
+from equikd.train._setup import PreparedEval, Setup
+from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper
 from equikd.train._writers import Record, Writers
 
@@ -128,13 +129,12 @@ def loop(
             output.write(pending)
             pending = None
         for one in evals:
-            output.write(Pending(step, one.name, run_eval(one, stepper)))
+            output.write(Pending(step, one.name, run_eval(one, stepper.borrow()[0])))
         if save and saving is not None:
             saving.save(step, stepper, output)
     output.write(pending)
 
 
-def run_eval(one: Any, stepper: Stepper) -> Aux:
-    """An eval of the stepper's present state, which it borrows."""
-    state, _ = stepper.borrow()
+def run_eval(one: PreparedEval, state: TrainState) -> Aux:
+    """An eval of a state."""
     return evaluate(one.config, view_of(state), unpadded(one.data.epoch(), one.config, f"evals.{one.name}."), one.empty)

@@ -213,7 +213,9 @@ def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path)
     elif not _is_empty(interval, Stepper.empty(setup.config, setup.state, setup.spec)):
         output.write(Pending(setup.num_steps, "train", interval))
     for one in setup.evals:
-        (silent if one.name in rows else output).write(Pending(setup.num_steps, one.name, run_eval(one, stepper)))
+        (silent if one.name in rows else output).write(
+            Pending(setup.num_steps, one.name, run_eval(one, stepper.borrow()[0]))
+        )
 
 
 def _is_empty(interval: Any, empty: Any) -> bool:

@@ -14,7 +14,7 @@ import equinox as eqx
 
 from equikd.config import config, field, to_json
 from equikd.data import Batch, as_batch
-from equikd.errors import ConfigError, DataError, message
+from equikd.errors import ConfigError, DataError, listing, message, nearest
 from equikd.evals import Eval, eval_context
 from equikd.losses import Loss
 from equikd.metrics import Metric
@@ -23,7 +23,7 @@ from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, environment_facts
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
-from equikd.train._loop import Output, Saving, loop
+from equikd.train._loop import Output, Saving, loop, read, run_eval
 from equikd.train._progress import Console
 from equikd.train._resume import changes, restored, results_again, tell, tell_unloadable
 from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
@@ -189,6 +189,28 @@ class Trainer:
                 tell_unloadable(directory, self)
             run = Run(directory.path, text, setup.num_steps, start)
             return self._run(setup, stepper, batches, (JsonLines(), *writers), run, store, seconds)
+
+    def evaluate(self, state: TrainState, *names: str) -> dict[str, float]:
+        """Results of the evals for a state, such as one of a loop of one's own.
+
+        Args:
+            state: a train state of this trainer.
+            *names: which evals; all by default.
+
+        Returns:
+            `split/name` -> value, as in `Result.metrics`.
+
+        Raises:
+            ConfigError: there is no eval of that name.
+        """
+        unknown = [name for name in names if name not in self.evals]
+        if unknown:
+            near = [other for name in unknown for other in nearest(name, self.evals, 1)]
+            what = f"evaluate: there is no eval {', '.join(map(repr, unknown))}"
+            raise ConfigError(message(what, near=near, expected=listing(self.evals) or "none is configured"))
+        chosen = [one for one in prepare(self).evals if not names or one.name in names]
+        found = {one.name: read(run_eval(one, state)) for one in chosen}
+        return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
 
     def _first(self, setup: Setup, model: Any, model_state: Any) -> Stepper:
         state = initial_state(setup.config, setup.seed, model, model_state)

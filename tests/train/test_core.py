@@ -396,3 +396,9 @@ def test_the_public_step_is_differentiated_in_the_floats_of_the_experiment() -> 
     np.testing.assert_allclose(
         jax.jit(jax.grad(second_loss))(trainer.in_step).optimizer.learning_rate, -inner, rtol=1e-4
     )
+
+
+def test_a_built_optimizer_is_refused(snapshot):
+    with pytest.raises(ConfigError) as error:
+        ek.train.make_step(lambda model, batch, hp, key: 0.0, optimizer=optax.adam(1e-3))  # pyright: ignore
+    snapshot("built_optimizer", str(error.value))

@@ -211,9 +211,9 @@ def test_the_forward_pass_alone() -> None:
     state = trainer.init()
     data = arrays(10)
     inference = ek.train.forward(trainer.in_step, state, data, inference=True)
-    np.testing.assert_allclose(inference.preds, ek.train.predict(trainer, state, data), rtol=1e-6)
+    np.testing.assert_allclose(inference.preds, ek.train.predict(trainer, state, data), rtol=1e-5, atol=1e-6)
     training = ek.train.forward(trainer.in_step, state, data)
     assert differs(training.preds, inference.preds)  # dropout
     context = ek.train.loss_and_gradients(trainer.in_step, state, data)
-    np.testing.assert_allclose(context.preds, training.preds, rtol=1e-6)
+    np.testing.assert_allclose(context.preds, training.preds, rtol=1e-5, atol=1e-6)
     assert jax.tree.structure(context.grads) == jax.tree.structure(state.params())

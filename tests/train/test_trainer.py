@@ -16,7 +16,7 @@ from equikd.config import flatten, from_json, to_json
 from equikd.errors import ConfigError, DataError, EquikdError
 from equikd.train import Record, TrainState
 from equikd.tree import named_leaves
-from tests.train import _experiment
+from tests.train import _experiment, _small
 
 DATA = {"x": np.linspace(-1, 1, 48, dtype=np.float32).reshape(24, 2)}
 
@@ -364,3 +364,15 @@ def test_num_steps_may_be_referred_to():
 def test_errors_are_of_one_family():
     with pytest.raises(ConfigError):
         ek.Trainer(optimizer=optax.adam(1e-3), train_data=None, num_steps=3)
+
+
+def test_evals_of_a_state_of_a_loop_of_ones_own(snapshot):
+    test = _small.evaluated()["test"]
+    trainer = _small.small(evals={"test": test, "again": test}, num_steps=4)
+    result = trainer.train()
+    found = trainer.evaluate(result.state)
+    assert found == {name: value for name, value in result.metrics.items() if not name.startswith("train/")}
+    assert {name.partition("/")[0] for name in trainer.evaluate(trainer.init(), "test")} == {"test"}
+    with pytest.raises(ConfigError) as error:
+        trainer.evaluate(result.state, "tset")
+    snapshot("no_such_eval", str(error.value))
