@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse("\n".join([text, *notes, *([f"at {origin}"] if origin else [])]), error)
 
 
-_OUR_NOTES = ("while resolving", "while drawing", "while starting")
+_OUR_NOTES = ("while resolving", "while drawing", "while starting", "to install")
 
 
 def _run(words: list[str]) -> int:
@@ -268,7 +268,7 @@ def _configured(module: types.ModuleType, name: str, words: list[str], changes: 
     make = module.get_config
     try:
         flags: Any = config(type("Train", (), namespace))
-        command = cli(flags, words, prog=f"equikd train {name}", use_underscores=True)
+        command = cli(flags, _bool_flags(words, settings), prog=f"equikd train {name}", use_underscores=True)
     except SystemExit as stop:
         if not stop.code:
             _list_values(make, namespace.get("args"), settings)
@@ -295,6 +295,36 @@ def _settings(module: types.ModuleType, name: str) -> type | None:
             )
         )
     return annotation
+
+
+def _bool_flags(words: list[str], settings: type | None) -> list[str]:
+    """The words with `--args.NAME=True` as tyro spells it, `--args.NAME`, and `--args.no-NAME` for False."""
+    from equikd.config._flags import BOOLS
+
+    made: list[str] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if word.lower() in BOOLS and made and _is_bool(settings, made[-1]):
+            name, text = made.pop(), word  # --args.NAME True
+        elif not equals:
+            made.append(word)
+            continue
+        if text.lower() in BOOLS and _is_bool(settings, name):
+            above, dot, last = name.rpartition(".")
+            made.append(name if BOOLS[text.lower()] else f"{above}{dot}no-{last}")
+        else:
+            made.append(word)
+    return made
+
+
+def _is_bool(settings: Any, flag: str) -> bool:
+    """Whether a flag names a bool of the settings, at any depth."""
+    from equikd.config._dataclass import hints
+
+    kind = settings
+    for name in flag.removeprefix("--args.").replace("-", "_").split(".") if flag.startswith("--args.") else ("",):
+        kind = hints(kind).get(name) if "__equikd_config__" in getattr(kind, "__dict__", {}) else None
+    return kind is bool
 
 
 def _default_settings(module: types.ModuleType, settings: type) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from equikd.config._dataclass import comparison_key
 from equikd.config._lazy import pin
-from equikd.config._names import display_name
+from equikd.config._names import display_name, shortened
 from equikd.config._node import parts, with_arguments
 from equikd.config._roles import is_array, normalise, plan, spell
 from equikd.config._signatures import mentions, named_parameters, signature_of
@@ -70,6 +70,11 @@ def _targets(cfg: Any, path: str) -> list[str]:
         return [path]
     found = [join(at) for at, _ in walk(cfg) if at and matches(keys, at)]
     if not found:
+        unwritten = [join(at) for at in _unwritten(cfg) if matches(keys, at)]
+        if unwritten:
+            what = f"{path}: the pattern matches nothing that is written; arguments at their defaults are not"
+            fix = f"spell them out first: ek.with_defaults(cfg), or name the path: {unwritten[0]!r}"
+            raise ConfigError(message(what, got=f"at its default: {listing(unwritten)}", fix=fix))
         every = [join(at) for at, _ in walk(cfg) if at]
         raise ConfigError(message(f"{path}: the pattern matches nothing", near=nearest(path.replace("*", ""), every)))
     return found
@@ -94,7 +99,7 @@ def _no_such_path(cfg: Any, path: str) -> ConfigError:
             break
     last, *rest = parse(path)[len(at) :] or (path,)
     there = [*items(value), *(where[-1] for where in _unwritten(value) if len(where) == 1)]
-    similar = [name for name in there if str(name) in nearest(str(last), map(str, there))]
+    similar = [name for text in nearest(str(last), map(str, there)) for name in there if str(name) == text]
     near = [join((*at, name, *rest)) if _leads(value, (name, *rest)) else join((*at, name)) for name in similar]
     every = [where for where, _ in walk(cfg) if where] + _unwritten(cfg)
     alike = [join(where) for where in every if nearest(str(parse(path)[-1]), [str(where[-1])])]
@@ -189,8 +194,7 @@ class Differences(tuple[Difference, ...]):
 
 
 def _text(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(value, 60)
 
 
 def diff(before: Any, after: Any) -> Differences:

@@ -19,7 +19,7 @@ from equikd.tree import PathError, get, is_glob, matches, walk
 
 T = TypeVar("T")
 
-_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -94,7 +94,7 @@ def readings(text: str, standing: Any = None) -> list[Any]:
     if literal is None:
         return [None, text]
     if isinstance(standing, bool):
-        return [_BOOLS.get(text.lower(), literal)]
+        return [BOOLS.get(text.lower(), literal)]
     if isinstance(standing, float) or (isinstance(standing, int) and isinstance(literal, float)):
         return [_number(text, type(standing), literal)]
     if isinstance(standing, tuple):
@@ -138,4 +138,4 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-__all__ = ["edited", "readings"]
+__all__ = ["BOOLS", "edited", "readings"]

@@ -25,7 +25,7 @@ import numpy as np
 from equikd._compat import Tracer
 from equikd.config._dataclass import fields_of, plans
 from equikd.config._lazy import pin, ref
-from equikd.config._names import display_name, import_object, public_name
+from equikd.config._names import display_name, import_object, public_name, shortened
 from equikd.config._node import Node, build, parts
 from equikd.config._roles import is_uncalled
 from equikd.config._validate import check_names
@@ -176,6 +176,14 @@ def from_json(text: str, *, allow: Iterable[str] | None = None) -> Any:
         >>> from_json('{"__qualname__": "optax:sgd", "learning_rate": 1}')
         optax.sgd(learning_rate=1.0)
     """
+    if isinstance(text, pathlib.PurePath) or (isinstance(text, str) and re.fullmatch(r"[^\n{\[\"]*\.jsonl?", text)):
+        fix = f"give its text: from_json(Path({str(text)!r}).read_text())"
+        raise ConfigError(
+            message("this is the path of a file", got=repr(text), expected="the text of a config", fix=fix)
+        )
+    if not isinstance(text, str | bytes | bytearray):
+        got = f"{type(text).__name__} {shortened(text)}"
+        raise ConfigError(message("from_json takes a text", got=got, expected="str"))
     try:
         plain = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -128,7 +128,7 @@ def spell(value: Any) -> str:
         "{'image': float32[2,8,8]}"
     """
     if isinstance(value, np.ndarray | jax.Array) and value.ndim and not isinstance(value, Tracer):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return array_spec(value)
     if type(value) is list:
         return f"[{', '.join(map(spell, value))}]" if len(value) <= _MOST_ITEMS else _long_list(value)
     if type(value) is tuple:
@@ -139,7 +139,16 @@ def spell(value: Any) -> str:
         return f"{type(value).__qualname__}.{value.name}"
     if callable(value) and not getattr(type(value), "tree_items", None):
         return display_name(value).replace(":", ".")
-    return repr(value)
+    text = repr(value)
+    if "\n" in text:  # some object with arrays in it
+        text = re.sub(r"\s+", " ", text)
+        text = text if len(text) <= 200 else text[:197] + "..."
+    return text
+
+
+def array_spec(array: Any) -> str:
+    """Dtype and shape of an array, such as `float32[32,64]`."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 _MOST_ITEMS = 12  # of a list, which no config holds, but data may

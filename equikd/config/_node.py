@@ -23,7 +23,7 @@ from equikd.config._dataclass import comparison_key
 from equikd.config._flatten import Aux, flatten_values, from_child
 from equikd.config._names import display_name, from_portable, portable, spell
 from equikd.config._roles import ARGUMENT, Plan, normalise
-from equikd.config._signatures import admits_float, named_parameters, needs_key, signature_of
+from equikd.config._signatures import admits_float, admits_text, named_parameters, needs_key, signature_of
 from equikd.config._values import is_node, typed_key
 from equikd.errors import ConfigError, listing, message, nearest, report
 
@@ -196,7 +196,8 @@ def _argument(function: Any, name: Any, value: Any, path: str) -> Any:
         parameter = named_parameters(function).get(name)
         wants_float = signature_of(function)[1].get(str(name)) is float
         wants_number = parameter is not None and type(parameter.default) is float
-        if wants_float or (type(value) is bool and wants_number):
+        no_text = type(value) is str and admits_float(function, name) and not admits_text(function, name)
+        if wants_float or no_text or (type(value) is bool and wants_number):
             raise ConfigError(message(f"{path}: wrong kind of value", got=repr(value), expected="float"))
     if type(value) is int and not is_node(function) and admits_float(function, name):
         return normalise(Plan("float", float), value, path)

@@ -193,12 +193,11 @@ def is_uncalled(value: Any) -> bool:
 
 def _unfit(plan: Plan, value: Any, path: str) -> ConfigError:
     fix = None
-    if plan.kind in ("dict", "sequence"):  # the likeliest slip: the part itself, or another container
-        part = value[0] if isinstance(value, tuple | list) and len(value) else value
+    if plan.kind == "dict":  # the likeliest slip: the part itself, or another container of parts
+        part = value[0] if isinstance(value, tuple | list) and value else value
         part = f"{type(part).__qualname__}(...)" if is_config(part) else shortened(part, 60)
-        fix = f'{{"name": {part}}}' if plan.kind == "dict" else f"({part},)"
-        fix = f"write {fix}"
-    got = f"{type(value).__name__} {shortened(value)}"
+        fix = f'give each a name: {{"name": {part}}}'
+    got = shortened(value) if is_config(value) else f"{type(value).__name__} {shortened(value)}"
     return ConfigError(message(f"{path}: wrong kind of value", got=got, expected=spell(plan.annotation), fix=fix))
 
 

@@ -44,6 +44,27 @@ def admits_float(function: Any, name: Any) -> bool:
     return mentions(found.get(str(name)), float)
 
 
+def admits_text(function: Any, name: Any) -> bool:
+    """Whether the annotation of an argument leaves room for a string; one that says nothing checkable does."""
+    signature, found = signature_of(function)
+    parameter = signature.parameters.get(str(name)) if signature is not None else None
+    if str(name) not in found:  # no annotation: its default alone tells
+        return parameter is None or type(parameter.default) is not float
+    return _may_be_text(found[str(name)])
+
+
+def _may_be_text(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation) or annotation
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_may_be_text, typing.get_args(annotation)))
+    if origin is typing.Annotated:
+        return _may_be_text(typing.get_args(annotation)[0])
+    try:
+        return not isinstance(origin, type) or issubclass(str, origin)
+    except TypeError:  # a protocol that is not runtime-checkable, which describes what can be called
+        return "__call__" not in vars(origin)
+
+
 def mentions(annotation: Any, kind: type) -> bool:
     """Whether an annotation is a type, or a union with it."""
     if annotation is kind:

@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from equikd.config._names import display_name, shortened, spell
+from equikd.config._names import array_spec, display_name, shortened
 from equikd.errors import ConfigError, message
 
 
@@ -211,7 +211,7 @@ def check_plain(value: Any, path: str) -> Any:
         is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
         raise ConfigError(
             message(
-                f"{path}: got an array {spell(value)}; arrays are data, not configuration",
+                f"{path}: got an array {array_spec(value)}; arrays are data, not configuration",
                 expected="plain data",
                 fix="leave it out: each node gets its own key, folded from its path"
                 if is_key

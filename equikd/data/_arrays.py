@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equikd.config._names import array_spec, shortened
 from equikd.errors import DataError, message, report
 from equikd.tree import named_leaves
 
@@ -29,7 +30,7 @@ def aligned(data: Any, owner: str) -> tuple[list[Any], Any, int]:
     """
     leaves, structure = jax.tree.flatten(data)
     try:
-        arrays = [canonical(leaf) for leaf in leaves]
+        arrays = [canonical(leaf) for leaf in leaves]  # numbers in a list are leaves, which have no rows
     except DataError:
         raise DataError(_faults(data, owner)) from None
     sizes = {array.shape[0] for array in arrays}
@@ -40,12 +41,32 @@ def aligned(data: Any, owner: str) -> tuple[list[Any], Any, int]:
 
 def _faults(data: Any, owner: str) -> str:
     texts = []
-    for path, leaf in named_leaves(data).items():
+    for path, leaf in named_leaves(data, _is_listed).items():
+        if _is_listed(leaf):  # one fault, not one for each number
+            texts.append(_listed(leaf, path or "it", owner))
+            continue
         try:
             canonical(leaf)
         except DataError as error:
             texts.append(f"{owner}: {path} {error}" if path else f"{owner} {error}")
     return report(f"{len(texts)} arrays are wrong", texts)
+
+
+def _is_listed(value: Any) -> bool:
+    """Whether a value is a list or tuple of numbers or texts, nested or not."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(part, bool | int | float | complex | str | np.generic) or _is_listed(part) for part in value)
+
+
+def _listed(value: Any, path: str, owner: str) -> str:
+    fix = f"give np.asarray({path})"
+    try:
+        canonical(np.asarray(value))
+    except (DataError, ValueError):  # texts, or rows of several lengths
+        fix = "make it an array of numbers or bools: text and categories as integers, rows of one length"
+    expected = "an array whose first axis counts the rows"
+    return message(f"{owner}: {path} is a {type(value).__name__}", got=spell_value(value), expected=expected, fix=fix)
 
 
 def _unequal(data: Any, arrays: list[Any], owner: str) -> str:
@@ -119,14 +140,11 @@ def x64_enabled() -> bool:
 
 def spell_array(array: Any) -> str:
     """Dtype and shape, such as `float32[32,64]`."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+    return array_spec(array)
 
 
 def spell_value(value: Any) -> str:
     """A value of any kind, at most about a line of it."""
     if isinstance(value, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
         return spell_array(value)
-    text = repr(value)
-    if value is None:
-        return text
-    return f"{type(value).__name__} {text if len(text) <= 100 else text[:97] + '...'}"
+    return "None" if value is None else f"{type(value).__name__} {shortened(value)}"

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 
 from equikd.errors import WiringError, listing, message, nearest, report
-from equikd.tree import parse
+from equikd.tree import join, parse
 from equikd.wiring import Context, key_paths, lookup
 
 _Parameter = inspect.Parameter
@@ -50,7 +50,12 @@ def parameters_of(model: Any) -> dict[str, inspect.Parameter]:
 
 
 def input_paths(
-    model: Any, inputs: Mapping[str, str], *, unmapped: tuple[str, ...] = (), stateful: bool = False
+    model: Any,
+    inputs: Mapping[str, str],
+    *,
+    unmapped: tuple[str, ...] = (),
+    stateful: bool = False,
+    batch: Any = None,
 ) -> dict[str, tuple[str, str]]:
     """Argument -> (key path, config path that holds it), from the trainer's `inputs` and the model's own fields.
 
@@ -59,6 +64,7 @@ def input_paths(
         inputs: argument -> key path.
         unmapped: arguments that are the same for each example.
         stateful: the model has an `eqx.nn.State`, which fills the argument `state`.
+        batch: what messages say that an argument could be filled by; None: they do not say.
 
     Raises:
         InputsError: an argument that the call does not have, is filled twice, or is filled by nothing; all at once.
@@ -96,7 +102,7 @@ def input_paths(
         if name in inputs
     ]
     errors += [
-        _unfilled(model, name)
+        _unfilled(model, name, batch)
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty and parameter.kind not in _STARRED and name not in (*given, *meant)
     ]
@@ -105,12 +111,14 @@ def input_paths(
     return {n: (p, f"model.{n}") for n, p in own.items()} | {n: (p, f"inputs.{n}") for n, p in inputs.items()}
 
 
-def _unfilled(model: Any, name: str) -> str:
+def _unfilled(model: Any, name: str, batch: Any) -> str:
     if name == "state":
         got = "the model holds no eqx.nn.StateIndex, so it has no eqx.nn.State"
         return message(f"model: nothing fills the argument 'state' of {name_of(model)}", got=got)
-    fix = f'connect it: inputs={{"{name}": "batch...."}}'
-    return message(f"model: nothing fills the argument {name!r} of {name_of(model)}", fix=fix)
+    keys = [join(("batch", key)) for key in batch] if isinstance(batch, dict) else []
+    expected = f"a key path, such as one of {listing(keys)}" if keys else None
+    fix = f'connect it: inputs={{"{name}": "{keys[0] if len(keys) == 1 else "batch...."}"}}'
+    return message(f"model: nothing fills the argument {name!r} of {name_of(model)}", expected=expected, fix=fix)
 
 
 def inputs_of(
@@ -127,7 +135,8 @@ def inputs_of(
         InputsError: all key paths that lead nowhere, with the config paths that hold them.
     """
     values, errors = {}, []
-    for name, (path, where) in input_paths(model, inputs, unmapped=unmapped, stateful=stateful).items():
+    paths = input_paths(model, inputs, unmapped=unmapped, stateful=stateful, batch=getattr(context, "batch", None))
+    for name, (path, where) in paths.items():
         try:
             values[name] = lookup(context, path)
         except WiringError as error:

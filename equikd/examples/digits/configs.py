@@ -53,7 +53,11 @@ def load(split: str) -> dict[str, np.ndarray]:
     Returns:
         `image`: float32 `n 8 8` in [0, 1]; `label`: int32 `n` in 0..9.
     """
-    from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        error.add_note('to install what the examples need: pip install "equikd[examples]"')
+        raise
 
     digits: Any = load_digits()
     order = np.random.default_rng(0).permutation(len(digits["target"]))
