@@ -67,3 +67,27 @@ def test_each_error_is_an_equikd_error_and_a_python_one(name, also):
         raise kind("text")
     assert issubclass(EquikdError, Exception)
     assert ConfigError.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("lr", "learning_rate"),
+        ("epochs", "num_steps"),
+        ("steps", "num_steps"),
+        ("optim", "optimizer"),
+        ("dataset", "train_data"),
+        ("bs", "batch_size"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+    ],
+)
+def test_nearest_knows_what_others_call_it(name, first):
+    options = ["step", "learning_rate", "num_steps", "optimizer", "train_data", "batch_size", "optimizer.learning_rate"]
+    found = nearest(name, options)
+    assert found[0] == first or (name == "optimizer.lr" and first in found)
+    assert first not in nearest(name, [option for option in options if option != first])
+
+
+def test_a_report_is_cut_after_ten(snapshot):
+    assert "more" not in report("10 are wrong", [f"{i}: no" for i in range(10)])
+    snapshot("long_report", report("12 are wrong", [f"{i}: no" for i in range(12)]))

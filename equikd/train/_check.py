@@ -51,6 +51,9 @@ def check_kinds(trainer: Any) -> None:
         ConfigError: some are not, in the trainer or its evals; all at once.
     """
     errors = []
+    if not trainer.losses and trainer.step is None:
+        what, fix = "losses: there is none, so nothing would be trained", 'losses={"mse": ek.losses.SquaredError(...)}'
+        errors.append(message(what, expected="at least one loss, or a `step` of your own", fix=fix))
     parts: dict[tuple[str, ...], Any] = {(): (trainer.losses, trainer.metrics)}
     parts |= {("evals", name): (one.losses or {}, one.metrics or {}) for name, one in trainer.evals.items()}
     for where, (losses, metrics) in parts.items():

@@ -24,6 +24,7 @@ from equikd.train._setup import PreparedEval, Setup
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper
 from equikd.train._writers import Record, Writers
+from equikd.tree import join
 
 
 class Pending(NamedTuple):
@@ -137,4 +138,5 @@ def loop(
 
 def run_eval(one: PreparedEval, state: TrainState) -> Aux:
     """An eval of a state."""
-    return evaluate(one.config, view_of(state), unpadded(one.data.epoch(), one.config, f"evals.{one.name}."), one.empty)
+    batches = unpadded(one.data.epoch(), one.config, join(("evals", one.name)) + ".")
+    return evaluate(one.config, view_of(state), batches, one.empty)

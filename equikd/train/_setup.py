@@ -109,7 +109,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     spec = data.spec()
     state = abstract_state(config, seed, model, model_state)
     evals = trainer.evals
-    opened = {name: pipeline(e.data, root=trainer, path=f"evals.{name}.data") for name, e in evals.items()}
+    opened = {name: pipeline(e.data, root=trainer, path=join(("evals", name, "data"))) for name, e in evals.items()}
     specs = {name: p.spec() for name, p in opened.items()}
     try:
         program_for(config, state, spec)
@@ -123,7 +123,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
         raise
     refuse_padding(config, "", data, training=True)
     for one in made:
-        refuse_padding(one.config, f"evals.{one.name}.", one.data, training=False)
+        refuse_padding(one.config, join(("evals", one.name)) + ".", one.data, training=False)
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
 
 
@@ -161,5 +161,5 @@ def _eval(
     own = _eval_config(trainer, config, name, state, spec)
     view: View = view_of(state)
     empty = _EMPTY.get(structure_key(own, view, spec), lambda: abstract(eval_batch, own, view, spec).empty())
-    every = resolve(one.every, root=trainer, path=f"evals.{name}.every")
+    every = resolve(one.every, root=trainer, path=join(("evals", name, "every")))
     return PreparedEval(name, own, every, data, empty)

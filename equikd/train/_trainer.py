@@ -115,6 +115,8 @@ class Trainer:
             value = part(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        if part(self, "num_steps") >= 2**31:
+            raise ValueError(f"num_steps must be below 2**31, the step being an int32, got {part(self, 'num_steps')}")
         if "train" in self.evals:
             raise ValueError("an eval cannot be named 'train', which is the split of the training intervals")
 

@@ -108,6 +108,9 @@ def test_a_forgotten_decorator_is_an_error(snapshot):
 
     with pytest.raises(ConfigError) as caught:
         Forgotten()
+    with pytest.raises(ConfigError) as again:
+        Forgotten(extra=2)  # the inherited constructor does not know it
+    assert str(again.value) == str(caught.value)
     snapshot("forgotten_decorator", str(caught.value).replace("test_a_forgotten_decorator_is_an_error.<locals>.", ""))
 
 

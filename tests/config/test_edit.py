@@ -185,6 +185,8 @@ def test_messages(snapshot):
     snapshot("wrong_kind_in_a_node", raised({"optimizer[1].learning_rate": "fast"}))
     snapshot("wrong_kind_in_a_config", raised({"losses.ce.rate": "fast"}))
     snapshot("glob", raised({"**.learning_rat": 1.0}))
+    snapshot("glob_of_defaults", raised({"**.b2": 0.0}))
+    snapshot("alias", raised({"optimizer[1].lr": 1.0}))
     snapshot("no_argument", raised({"optimizer[1].momentum": 0.9}))
     snapshot("all_at_once", raised({"name": 3, "losses.cee.rate": 1.0, "betas": [1, 2], "a..b": 1, "model.depth": 3}))
 

@@ -291,6 +291,15 @@ def test_messages_of_wrong_texts(snapshot):
         snapshot(name, str(caught.value))
 
 
+def test_a_path_is_no_text(snapshot):
+    messages = []
+    for wrong in ("runs/x/config.json", pathlib.Path("runs/x/config.json"), {"a": 1}):
+        with pytest.raises(ConfigError) as caught:
+            from_json(wrong)
+        messages.append(str(caught.value).replace("WindowsPath", "PosixPath"))
+    snapshot("path", "\n".join(messages))
+
+
 def test_only_allowed_packages(snapshot):
     text = to_json({"optimizer": lazy(optax.sgd)(0.1), "act": jax.nn.relu, "dtype": np.dtype("int8")})
     assert from_json(text, allow=("optax", "jax", "numpy")) == from_json(text)

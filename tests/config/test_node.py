@@ -3,6 +3,7 @@
 import copy
 import pickle
 import sys
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -129,10 +130,19 @@ def test_a_wrong_call_is_an_error_at_the_line_that_wrote_it(snapshot):
     snapshot("odd_name", raised(lambda: lazy(dict)(__qualname__=1)))
 
 
+def rates(a: float | str = 0.1, b: float | Literal["auto"] = 0.1, c: Any = 0.1, d: Unknown = 0.1):  # noqa: F821
+    return a, b, c, d
+
+
+def test_a_text_stands_where_the_annotation_has_room_for_it():
+    assert lazy(rates)("a", "auto", "c", "d").d == "d"
+
+
 def test_wrong_values_are_reported_together(snapshot):
     text = raised(lambda: lazy(optax.chain)(optax.adam(1e-3), lazy(optax.clip)(1.0), [1], jnp.ones(2)))
     snapshot("built_arguments", text)
     snapshot("wrong_kinds", raised(lambda: lazy(strict)(True, name=1)) + "\n" + raised(lambda: lazy(strict)("fast")))
+    snapshot("text_for_a_number", raised(lambda: lazy(optax.adamw)("3e-4", b1="0.9", mu_dtype="bfloat16")))
     snapshot("key_argument", raised(lambda: lazy(eqx.nn.Linear)(2, 2, key=jax.random.key(0))))
     assert "strict.rate" in raised(lambda: lazy(strict)(1e39))
     assert "dict.a[0]['b']" in raised(lambda: lazy(dict)(a=({"b": [1]},)))

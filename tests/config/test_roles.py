@@ -276,3 +276,35 @@ def test_a_dict_is_copied():
     held = holder(dict[str, float])(given)
     given["a"] = 2.0
     assert held.x == {"a": 1.0}
+
+
+def test_the_wrong_container_is_told_with_the_right_one(snapshot):
+    mapping, row = dict[str, Child], tuple[Child, ...]
+    messages = []
+    for annotation, given in (
+        (mapping, Child()),
+        (mapping, [Child()]),
+        (mapping, (Child(),)),
+        (mapping, {"a": [Child()]}),
+        (mapping | None, [Child()]),
+        (dict[str, str], ["batch.image"]),
+        (dict[str, str], {"batch.image"}),
+        (dict[str, float], Child()),
+        (row, Child()),
+        (row, {"a": Child()}),
+        (row, [Child()]),
+        (tuple[str, ...], ["a"]),
+        (str, ["a"]),
+        (int, Child()),
+        (Child, {"a": 1}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            holder(annotation)(given)
+        messages.append(str(caught.value))
+    snapshot("wrong_container", "\n".join(messages))
+
+
+@pytest.mark.parametrize("annotation", [dict[str, Child], tuple[Child, ...], tuple[str, ...], int, Child])
+def test_references_and_nodes_stand_where_a_container_belongs(annotation):
+    for value in (NODE, ref("y")):
+        assert holder(annotation)(value).x is value

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import equikd as ek
 from equikd.config._values import Static, check_plain, exact_float, float_dtype, number, typed_key
 from equikd.errors import ConfigError
 
@@ -191,7 +192,7 @@ def test_numpy_scalars_become_python_numbers():
 
 
 def built():
-    with pathlib.Path(__file__).open() as file:
+    with pathlib.Path("/dev/null").open() as file:
         file_ = file
     return {
         "optimizer": optax.adam(1e-3),
@@ -228,3 +229,25 @@ NAMED = [jax.nn.relu, jnp.tanh, jnp.add, np.tanh, len, optax.adam, eqx.nn.Linear
 def test_plain_data_passes(value):
     assert check_plain(value, "x") is value
     hash(Static(value))
+
+
+def test_arrays_are_spelt_by_dtype_and_shape(snapshot):
+    image = np.zeros((1437, 8, 8), np.float32)
+
+    @ek.config.config
+    class Holder:
+        evals: dict[str, ek.evals.Eval]
+
+    data = ek.data.InMemory({"image": image, "more": [image] * 20}, batch_size=4)
+    assert "'image': float32[1437,8,8]" in repr(data)
+    assert len(repr(data)) < 500
+    with pytest.raises(ConfigError) as caught:
+        Holder(evals={"test": data})
+    text = str(caught.value).replace("test_arrays_are_spelt_by_dtype_and_shape.<locals>.", "")
+    snapshot("eval_forgotten", text)
+
+
+def test_an_iterator_is_refused_with_what_to_write(snapshot):
+    with pytest.raises(ConfigError) as caught:
+        check_plain((i for i in range(3)), "Trainer.train_data")
+    snapshot("iterator", str(caught.value).replace("test_an_iterator_is_refused_with_what_to_write.<locals>.", ""))

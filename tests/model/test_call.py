@@ -270,3 +270,7 @@ def test_a_state_that_is_not_returned_is_an_error(snapshot):
 def test_a_model_with_a_state_that_its_call_does_not_take_keeps_it():
     _, state = eqx.nn.make_with_state(Counter)()
     assert call(lambda x: x, context(), inputs={"x": "batch.x"}, model_state=state)[1] is state
+
+
+def test_an_unfilled_argument_is_told_with_the_keys_of_the_batch(snapshot):
+    snapshot("unfilled", failure(lambda x, scale: x, {"x": "batch.x"}, where=context(a=jnp.ones(B), b=jnp.ones(B))))

@@ -373,3 +373,12 @@ def test_injected_hyperparameters_are_warned_of(snapshot):
         small(optimizer=injected).init()
     snapshot("injected", str(caught[0].message))
     assert caught[0].filename == __file__
+
+
+def test_training_needs_a_loss(refused):
+    refused("no_losses", small(losses={}), ConfigError)
+
+
+def test_evals_may_have_any_name():
+    trainer = small(evals={"test-small": evaluated()["test"], "a b/c": evaluated()["test"]}, num_steps=2)
+    assert {"test-small/loss", "a b/c/loss"} <= set(trainer.train().metrics)
