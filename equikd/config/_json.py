@@ -163,7 +163,9 @@ def from_json(text: str, *, allow: Iterable[str] | None = None) -> Any:
 
     Args:
         text: what `to_json` wrote, or the same form written by hand.
-        allow: packages that names may come from, such as `("optax", "equinox", "equikd")`; all by default.
+        allow: packages that names may come from, such as `("optax", "equinox", "equikd")`; all by default. Of equikd
+            only config classes and the examples are then admitted. It is no sandbox: what those packages can do, a
+            config can call.
 
     Returns:
         The config.
@@ -200,7 +202,7 @@ def from_json(text: str, *, allow: Iterable[str] | None = None) -> Any:
                 )
             )
     try:
-        return _Reader(None if allow is None else tuple(allow)).read(plain, ())
+        return _Reader(None if allow is None else (allow,) if isinstance(allow, str) else tuple(allow)).read(plain, ())
     except RecursionError:
         raise ConfigError(message("the text is nested too deeply for a config")) from None
 
@@ -273,6 +275,13 @@ class _Reader:
                     expected=self.allowed,
                 )
             )
+        if self.allow is not None and not _describes(thing, origin):
+            raise ConfigError(
+                message(
+                    f"{where}: {name} is a function of equikd itself, which might import or write",
+                    expected="a config class of equikd",
+                )
+            )
         return thing
 
     def _allows(self, name: str) -> bool:
@@ -300,6 +309,14 @@ class _Reader:
             return build(function, args, given, where="config.json")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
+
+
+def _describes(thing: Any, origin: str) -> bool:
+    """Whether a name is fit for a config of somebody else: of equikd, only config classes and the examples."""
+    module = origin.partition(":")[0]
+    ours = module == "equikd" or module.startswith("equikd.")
+    is_class = isinstance(thing, type) and "__equikd_config__" in thing.__dict__
+    return not ours or is_class or module.startswith("equikd.examples")
 
 
 def _read_dataclass(reader: _Reader, name: Any, plain: dict[str, Any], at: Path) -> Any:

@@ -42,7 +42,7 @@ def public_name(thing: Any) -> str:
     except ConfigError:
         raise
     except TypeError:  # unhashable
-        raise ConfigError(message(f"{thing!r} has no importable name")) from None
+        raise ConfigError(message(f"a {type(thing).__qualname__} has no importable name")) from None
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: members of two enums, np.float32 and jnp.float32 are equal
@@ -97,7 +97,7 @@ def home(thing: Any) -> tuple[str, str]:
     if isinstance(thing, np.ufunc):
         module = "numpy"
     if not isinstance(module, str) or not isinstance(name, str):
-        raise ConfigError(message(f"{thing!r} has no importable name"))
+        raise ConfigError(message(f"a {type(thing).__qualname__} has no importable name"))
     return module, name
 
 

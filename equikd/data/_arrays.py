@@ -88,6 +88,9 @@ def canonical(leaf: Any) -> Any:
     """
     if type(leaf) is not np.ndarray and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):  # the first test is fast
         array = leaf
+    elif isinstance(leaf, np.ma.MaskedArray):
+        fix = "put a value in the masked places (array.filled(0.0)), and give the mask as an array of its own"
+        raise DataError(message("is a masked array, whose mask would be lost", got=spell_array(leaf), fix=fix))
     else:
         array = np.asarray(leaf)
         dtype = _computed_dtype(array.dtype, x64_enabled())
@@ -107,6 +110,7 @@ def canonical(leaf: Any) -> Any:
 def _computed_dtype(dtype: np.dtype, x64: bool) -> np.dtype | None:
     """The dtype that JAX computes with; None where it computes with nothing like it."""
     del x64  # part of the key: the answer depends on it
+    dtype = dtype.newbyteorder("=")  # numpy computes with foreign byte orders, JAX does not
     if dtype.char in "gG":  # long doubles, which only numpy has
         return None
     if dtype.kind != "b" and not jnp.issubdtype(dtype, np.number):

@@ -23,7 +23,7 @@ from equikd.config._names import display_name
 from equikd.config._values import Ref, is_config, is_node, is_part
 from equikd.data._arrays import spell_array, spell_value
 from equikd.data._memory import InMemory
-from equikd.data._pipeline import Batch, Pipeline, as_batch, batch_size, element_spec, pad, resolved
+from equikd.data._pipeline import Batch, Pipeline, batch_size, element_spec, own_batch, pad, resolved
 from equikd.errors import DataError, message
 from equikd.tree import named_leaves
 
@@ -130,7 +130,7 @@ class Iterable:
                 error.add_note(f"while drawing {self._label(index, epoch)}")
                 raise
             try:
-                batch = as_batch(element)
+                batch = own_batch(element)  # loaders may fill the same arrays anew
             except DataError as error:
                 raise DataError(f"{self._label(index, epoch)}: {error}") from None
             yield batch
@@ -153,20 +153,25 @@ class Iterable:
                     expected="an iterator of batches: write a generator function, or return iter(...)",
                 )
             )
-        if isinstance(iterator, types.GeneratorType):
+        # Other iterators may be reset by the function, as loaders with persistent workers are.
+        if isinstance(iterator, types.GeneratorType) or type(iterator).__module__ in ("builtins", "itertools"):
             self._refuse_used(iterator)
         return iterator
 
-    def _refuse_used(self, generator: types.GeneratorType) -> None:
-        """A generator cannot start again: given a second time, it has lost its first elements, in silence."""
+    def _refuse_used(self, iterator: Iterator[Any]) -> None:
+        """Generators, `map` and the like cannot start again: given twice, they have lost their first elements."""
         last = self.__dict__.get("_last", lambda: None)()
-        self.__dict__["_last"] = weakref.ref(generator)  # a strong one would keep its files open
-        if last is generator:
+        try:
+            self.__dict__["_last"] = weakref.ref(iterator)  # a strong one would keep its files open
+        except TypeError:  # `map` and the like have no weak references
+            self.__dict__["_last"] = lambda: iterator
+        if last is iterator:
+            kind = "generator" if isinstance(iterator, types.GeneratorType) else "iterator"
             raise DataError(
                 message(
-                    f"{self._name} gives the same generator again, whose first elements are gone",
-                    got=spell_value(generator),
-                    fix="make the generator inside the function, so that each call gives a new one",
+                    f"{self._name} gives the same {kind} again, whose first elements are gone",
+                    got=spell_value(iterator),
+                    fix=f"make the {kind} inside the function, so that each call gives a new one",
                 )
             )
 

@@ -37,6 +37,9 @@ class InMemory:
     Training shuffles anew each epoch and goes on without end; by default it leaves out the rows at the end of an epoch
     that do not fill a batch (other ones each time). An eval reads all rows in order and pads the last batch.
 
+    The arrays belong to the dataset once given: do not write into them. Some are copied at first use (float64 without
+    x64), others are read at each batch, so an edit would reach the one and not the other.
+
     Raises:
         DataError: at first use, the arrays have no common number of rows, or hold what JAX does not compute with; for
             training, a batch is larger than the data.

@@ -48,6 +48,9 @@ class Batch(eqx.Module):
 class Pipeline(Protocol):
     """What a trainer and its evals read batches from. All batches of a pipeline fit its `spec`.
 
+    The arrays of a batch are not written again once it is handed out, for the step may read them later; `as_batch`
+    copies those of a bare pytree.
+
     Example:
         >>> class Noise:
         ...     def batches(self, start, seed):
@@ -80,7 +83,8 @@ def as_batch(element: Any) -> Batch:
 
     Args:
         element: a `Batch`, or a bare pytree of arrays with `b` rows each, all of them real. Whatever numpy reads as an
-            array is one (a CPU tensor of torch, too); arrays of JAX and tracers stay what they are.
+            array is one (a CPU tensor of torch, too); arrays of JAX and tracers stay what they are. The arrays of a bare
+            pytree are copied, for the step may still read them when their owner writes the next batch over them.
 
     Returns:
         The batch; its mask is a read-only numpy array unless the element brings its own.
@@ -96,7 +100,7 @@ def as_batch(element: Any) -> Batch:
     data, mask = (element.data, element.mask) if isinstance(element, Batch) else (element, None)
     leaves, structure, rows = aligned(data, "the batch")
     if mask is None:
-        return Batch(structure.unflatten(leaves), all_real(rows))
+        return Batch(structure.unflatten(map(_copied, leaves)), all_real(rows))
     if type(mask) is not np.ndarray and not isinstance(mask, jax.Array | jax.ShapeDtypeStruct):
         mask = np.asarray(mask)
     if mask.shape != (rows,) or mask.dtype != bool:
@@ -104,6 +108,25 @@ def as_batch(element: Any) -> Batch:
     if mask is element.mask and all(map(operator.is_, leaves, jax.tree.leaves(data))):
         return element  # as it comes from a pipeline: a new one would cost more than the checks
     return Batch(structure.unflatten(leaves), mask)
+
+
+def own_batch(element: Any) -> Batch:
+    """An element as a batch that shares no memory with arrays of numpy, which their owner may write over.
+
+    JAX on a CPU takes numpy arrays without a copy where they are aligned, and computes after the call has returned. The
+    mask of a full batch becomes the shared one, which tells the stepper that the arrays are ours.
+    """
+    batch = as_batch(element)
+    if not isinstance(element, Batch):
+        return batch
+    mask = batch.mask
+    if isinstance(mask, np.ndarray):
+        mask = all_real(len(mask)) if mask.all() else mask.copy()
+    return Batch(jax.tree.map(_copied, batch.data), mask)
+
+
+def _copied(array: Any) -> Any:
+    return np.array(array) if isinstance(array, np.ndarray) else array
 
 
 def batch_size(batch: Batch) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from equikd._compat import Tracer, is_weak
 from equikd.config import resolve
 from equikd.data import Batch, as_batch, batch_size
-from equikd.data._pipeline import all_real
+from equikd.data._pipeline import all_real, own_batch
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
 from equikd.sharding import home, place
@@ -220,9 +220,10 @@ class Stepper:
         Raises:
             DataError: it is no batch.
         """
-        # The mask of full batches is one shared array: it says that their arrays were looked at, and is sent only once.
+        # The mask of full batches is one shared array, sent once. It says that their arrays were looked at and are ours:
+        # others are copied, since what has been dispatched may read them after their owner has written over them.
         if type(batch) is not Batch or batch.mask is not self._all_real:
-            batch = as_batch(batch)
+            batch = own_batch(batch)
         data, mask = batch.data, batch.mask
         data, mask = place(data), self._mask if mask is self._all_real else place(mask)
         self._changing, self._accumulators = self._program.run(
@@ -249,7 +250,7 @@ class Stepper:
 
 def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
     """One step on copies: the state given stays valid. Inside a trace, the pure step itself."""
-    batch = as_batch(batch)
+    batch = own_batch(batch)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((config, state, batch))):
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)

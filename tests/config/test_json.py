@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from equikd.config import config, field, from_json, lazy, pin, ref, to_json
 from equikd.config._dataclass import comparison_key
 from equikd.errors import ConfigError
+from equikd.optim import WarmupCosine
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a new process finds what this one does
 
@@ -370,3 +371,19 @@ def test_opaque_arrays_are_named_not_written(snapshot):
     with pytest.raises(ConfigError) as caught:
         from_json(json.dumps({"arrays": json.loads(text)["data"]["arrays"]}))
     snapshot("opaque", str(caught.value))
+
+
+def test_an_allowed_equikd_gives_config_classes_only(snapshot):
+    importing = {"__qualname__": "equikd.config._names:import_object", "name": "os:system"}
+    text = json.dumps({"__qualname__": importing, "[0]": "true"})
+    with pytest.raises(ConfigError) as error:
+        from_json(text, allow=("equikd",))
+    snapshot("function_of_equikd", str(error.value))
+    plain = to_json(WarmupCosine(0.0, 1.0, warmup_steps=1, decay_steps=10))
+    assert from_json(plain, allow="equikd") == WarmupCosine(0.0, 1.0, warmup_steps=1, decay_steps=10)
+
+
+def test_a_constant_is_refused_without_its_value():
+    with pytest.raises(ConfigError) as error:
+        from_json('{"__name__": "os:environ"}')
+    assert "PATH" not in str(error.value)

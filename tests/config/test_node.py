@@ -130,7 +130,7 @@ def test_a_wrong_call_is_an_error_at_the_line_that_wrote_it(snapshot):
     snapshot("odd_name", raised(lambda: lazy(dict)(__qualname__=1)))
 
 
-def rates(a: float | str = 0.1, b: float | Literal["auto"] = 0.1, c: Any = 0.1, d: Unknown = 0.1):  # noqa: F821
+def rates(a: float | str = 0.1, b: float | Literal["auto"] = 0.1, c: Any = 0.1, d: "Unknown" = 0.1):  # noqa: F821
     return a, b, c, d
 
 

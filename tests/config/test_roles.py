@@ -304,7 +304,7 @@ def test_the_wrong_container_is_told_with_the_right_one(snapshot):
     snapshot("wrong_container", "\n".join(messages))
 
 
-@pytest.mark.parametrize("annotation", [dict[str, Child], tuple[Child, ...], tuple[str, ...], int, Child])
+@pytest.mark.parametrize("annotation", [dict[str, Child], tuple[Child, ...], tuple[str, ...], int, Child], ids=str)
 def test_references_and_nodes_stand_where_a_container_belongs(annotation):
     for value in (NODE, ref("y")):
         assert holder(annotation)(value).x is value
