@@ -8,7 +8,7 @@ written.
 
 import dataclasses
 import importlib
-import importlib.util
+import importlib.machinery
 import inspect
 import os
 import pathlib
@@ -200,12 +200,26 @@ def _import(name: str) -> types.ModuleType:
         expected = "a name such as equikd.examples.digits, or a .py file"
         raise ConfigError(message(f"{name!r} is no module", expected=expected))
     try:
-        return importlib.import_module(name)
+        return _executed(name, name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             near = _near_modules(name, error.name.rpartition(".")[0])
             raise ConfigError(message(f"there is no module {name!r}", got=str(error), near=near)) from None
         raise _not_installed(name, error) from error
+
+
+def _executed(module: str, name: str) -> types.ModuleType:
+    """The module, imported; a config that is no Python, or that ends the process, is told as an error of the user."""
+    try:
+        return importlib.import_module(module)
+    except SyntaxError as error:
+        got = f"{error.msg}: {(error.text or '').strip()[:100]}".removesuffix(": ")
+        where, fix = f"{error.filename}:{error.lineno}", "correct the line"
+        raise ConfigError(message(f"{name} is no valid Python", where=where, got=got, fix=fix)) from error
+    except SystemExit as error:
+        what, fix = f"{name} ends the process while it is imported", 'keep that below `if __name__ == "__main__":`'
+        got = f"sys.exit({'' if error.code is None else repr(error.code)[:100]})"
+        raise ConfigError(message(what, where=_origin(error), got=got, fix=fix)) from error
 
 
 def _not_installed(name: str, error: ModuleNotFoundError) -> ConfigError:
@@ -231,17 +245,18 @@ def _load_file(path: pathlib.Path) -> types.ModuleType:
     if path.suffix != ".py" or not path.stem.isidentifier():
         what = f"{path.name} cannot be imported, since its name is no Python name"
         raise ConfigError(message(what, fix=f"rename it, such as {re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}.py"))
-    folder = str(path.resolve().parent)
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) != str(path.resolve()):
-        origin = getattr(loaded, "__file__", None) or "built into Python"
+    folder, target = str(path.parent.resolve()), str(path.resolve().parent)  # of the name, and of what it links to
+    hidden = _hidden(path.stem, str(pathlib.Path(folder) / path.name), {folder, target, str(pathlib.Path.cwd()), ""})
+    if hidden is not None:
         what = f"{path.name} would hide the module {path.stem!r}"
-        raise ConfigError(message(what, got=origin, fix="rename the file"))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that the config finds the files beside it, and is found under its stem again
+        raise ConfigError(message(what, got=hidden, fix="rename the file"))
+    if target not in sys.path:
+        sys.path.insert(0, target)  # so that the config finds the files beside it
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)  # so that it is the file named that is found under its stem, now and later
     importlib.invalidate_caches()  # the file may be younger than the last look into its folder
     try:
-        return importlib.import_module(path.stem)
+        return _executed(path.stem, str(path))
     except ModuleNotFoundError as error:
         raise _not_installed(str(path), error) from error
     except ImportError as error:
@@ -249,6 +264,17 @@ def _load_file(path: pathlib.Path) -> types.ModuleType:
             raise
         fix = "give the module's name in its package: equikd train PACKAGE.MODULE"
         raise ConfigError(message(f"{path}: a file has no package", got=str(error), fix=fix)) from error
+
+
+def _hidden(stem: str, file: str, own: set[str]) -> str | None:
+    """Where another module of that name lies, loaded or installed, which a config file must not take the place of."""
+    if stem in sys.modules:
+        origin = getattr(sys.modules[stem], "__file__", None)
+        return None if origin == file else origin or "built into Python"
+    if stem in sys.builtin_module_names:
+        return "built into Python"
+    spec = importlib.machinery.PathFinder.find_spec(stem, [place for place in sys.path if place not in own])
+    return None if spec is None or spec.loader is None else spec.origin
 
 
 def _configured(module: types.ModuleType, name: str, words: list[str], changes: dict[str, str]) -> tuple[Any, str]:
@@ -266,6 +292,7 @@ def _configured(module: types.ModuleType, name: str, words: list[str], changes: 
     namespace["__annotations__"]["workdir"] = str
     namespace["workdir"] = default_workdir
     make = module.get_config
+    _refuse_repeated(words, settings)
     try:
         flags: Any = config(type("Train", (), namespace))
         command = cli(flags, _bool_flags(words, settings), prog=f"equikd train {name}", use_underscores=True)
@@ -317,13 +344,29 @@ def _bool_flags(words: list[str], settings: type | None) -> list[str]:
     return made
 
 
+def _refuse_repeated(words: list[str], settings: type | None) -> None:
+    """Refuses a flag that is given twice, of which the last would win in silence."""
+    given: dict[str, str] = {}
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith(("--args.", "--workdir")):
+            continue
+        above, dot, last = flag.removeprefix("--").replace("-", "_").rpartition(".")
+        positive = f"--{above}{dot}{last.removeprefix('no_')}"
+        name = positive if _is_bool(settings, positive) else f"--{above}{dot}{last}"
+        if name in given:
+            raise ConfigError(message(f"{name}: given twice", got=f"{given[name]} and {word}"))
+        given[name] = word
+
+
 def _is_bool(settings: Any, flag: str) -> bool:
     """Whether a flag names a bool of the settings, at any depth."""
     from equikd.config._dataclass import hints
 
-    kind = settings
+    kind: Any = settings
     for name in flag.removeprefix("--args.").replace("-", "_").split(".") if flag.startswith("--args.") else ("",):
-        kind = hints(kind).get(name) if "__equikd_config__" in getattr(kind, "__dict__", {}) else None
+        known: dict[str, Any] = hints(kind) if "__equikd_config__" in getattr(kind, "__dict__", {}) else {}
+        kind = known.get(name)
     return kind is bool
 
 

@@ -353,9 +353,12 @@ def get_config(): return ek.Trainer(optimizer=optax.adamw(1e-3), train_data=None
 """,
     "no_data": """
 import optax, equikd as ek
-def get_config(): return ek.Trainer(optimizer=ek.lazy(optax.adamw)(1e-3), train_data=None, num_steps=3)
+def get_config(): return ek.Trainer(optimizer=ek.lazy(optax.adamw)(1e-3), train_data=None, num_steps=3, losses={
+    "mse": ek.losses.SquaredError(preds="preds", targets="batch.x")})
 """,
     "missing_import": "import numpy\nimport no_such_package_at_all",
+    "syntax": "import math\n\ndef get_config( return",
+    "exits": "import sys\nsys.exit('no data here')",
     "relative_import": "from . import beside",
     "untyped_settings": "def get_config(args): ...",
     "two_settings": "def get_config(a: int = 1, b: int = 2): ...",
@@ -380,11 +383,48 @@ def test_names_of_files(run, config_file, tmp_path):
     assert "'files/experiment.py'" in refused(run("train", "files/experiment"))
 
 
+def test_a_file_named_like_an_installed_module(run, config_file):
+    for name in ("sched", "termcolor" if "termcolor" in sys.modules else "this", "antigravity"):
+        if name not in sys.modules:
+            text = refused(run("train", config_file(name, EXPERIMENT)))
+            assert f"{name}.py would hide the module '{name}'" in text
+            assert "rename the file" in text
+            assert name not in sys.modules
+
+
+def test_a_link_is_loaded_under_its_own_name(config_file, monkeypatch, tmp_path):
+    """Beside the target of the link lies another file of the name of the link."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config_file("linked", "which = 'other'\ndef get_config(): ...")
+    config_file("target_of_link", "import beside_target\nwhich = 'target'\ndef get_config(): ...")
+    config_file("beside_target", "")
+    Path("links").mkdir()
+    Path("links/linked.py").symlink_to(tmp_path / "files/target_of_link.py")
+    module = load_module("links/linked.py")
+    assert module.which == "target"
+    assert load_module("links/linked.py") is module
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--args.size=2", "--args.size=2"], "--args.size"),
+        (["--args.size", "2", "--args.size=3"], "--args.size"),
+        (["--args.size=2", "--workdir", "a", "--workdir=b"], "--workdir"),
+        (["--args.size=2", "--args.big", "--args.no-big"], "--args.big"),
+        (["--args.size=2", "--args.big=True", "--args.big=False"], "--args.big"),
+    ],
+)
+def test_a_flag_given_twice(run, config_file, flags, named):
+    text = EXPERIMENT.replace("size: int\n", "size: int\n    big: bool = False\n")
+    assert text != EXPERIMENT
+    assert f"{named}: given twice" in refused(run("train", config_file("repeated", text), *flags))
+
+
 def test_faults_of_user_code_keep_their_traceback(run, config_file):
     with pytest.raises(ZeroDivisionError):
         run("train", config_file("fault", "def get_config(): return 1 / 0"))
-    with pytest.raises(SyntaxError):
-        run("train", config_file("syntax", "def get_config( return"))
 
 
 def test_faults_below_a_node_name_its_path_and_line(run, config_file):

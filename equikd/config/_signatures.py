@@ -55,6 +55,8 @@ def admits_text(function: Any, name: Any) -> bool:
 
 def _may_be_text(annotation: Any) -> bool:
     origin = typing.get_origin(annotation) or annotation
+    if origin is Any:
+        return True
     if origin in (typing.Union, types.UnionType):
         return any(map(_may_be_text, typing.get_args(annotation)))
     if origin is typing.Annotated:

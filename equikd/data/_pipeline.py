@@ -83,8 +83,8 @@ def as_batch(element: Any) -> Batch:
 
     Args:
         element: a `Batch`, or a bare pytree of arrays with `b` rows each, all of them real. Whatever numpy reads as an
-            array is one (a CPU tensor of torch, too); arrays of JAX and tracers stay what they are. The arrays of a bare
-            pytree are copied, for the step may still read them when their owner writes the next batch over them.
+            array is one (a CPU tensor of torch, too); arrays of JAX and tracers stay what they are. The arrays of a
+            bare pytree are copied, for the step may still read them when their owner writes the next batch over them.
 
     Returns:
         The batch; its mask is a read-only numpy array unless the element brings its own.

@@ -4,8 +4,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from equikd.errors import WiringError, message
 from equikd.metrics._state import State, empty_state, max_field, sum_field
 from equikd.tree import named_leaves
 
@@ -72,6 +75,10 @@ class Aux(eqx.Module):
         """Result name -> value: `loss`, `losses/NAME`, `weighted/NAME`, and each metric under its name.
 
         A metric that computes a dict gives one result for each of its leaves, `NAME/KEY`.
+
+        Raises:
+            WiringError: a metric computes what is no number, or two results have one name.
+            Exception: what the `compute` of a metric raises, with a note that names the metric.
         """
         # Through the class: Equinox makes a bound method a module, which costs more than what these compute.
         means = {name: type(state).compute(state) for name, state in self.losses.items()}
@@ -81,8 +88,85 @@ class Aux(eqx.Module):
             values = {"loss": sum(weighted.values())}
             values |= {f"losses/{name}": value for name, value in means.items()}
             values |= {f"weighted/{name}": value for name, value in weighted.items()}
+        owners: dict[str, str] = {}
         for name, state in self.metrics.items():
-            value = type(state).compute(state)
-            parts = named_leaves(value) if isinstance(value, dict) else {"": value}
-            values |= {f"{name}/{part}" if part else name: leaf for part, leaf in parts.items()}
+            try:
+                value = type(state).compute(state)
+            except Exception as error:
+                error.add_note(f"while computing {_called(name, state)}")
+                raise
+            parts = named_leaves(value, is_leaf=lambda part: part is None) if isinstance(value, dict) else {"": value}
+            for part, leaf in parts.items():
+                result = f"{name}/{part}" if part else name
+                if not _is_number(leaf):
+                    raise _no_number(name, state, part, leaf)
+                if result in owners:
+                    raise WiringError(
+                        message(
+                            f"two results have the name {result!r}",
+                            got=f"{_called(owners[result], self.metrics[owners[result]])}\n{_called(name, state)}",
+                            fix="rename one of the metrics",
+                        )
+                    )
+                owners[result], values[result] = name, leaf
         return values
+
+
+def _called(name: str, state: State) -> str:
+    return f"metric {name!r} ({type(state).__qualname__}.compute)"
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return value.dtype.kind in "biuf" or jnp.issubdtype(value.dtype, jnp.floating)  # bfloat16 has a kind of its own
+    return isinstance(value, bool | int | float)
+
+
+def _no_number(name: str, state: State, part: str, value: Any) -> WiringError:
+    at = f" at {part}" if part else ""
+    got = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else f"{type(value).__name__} {value!r:.80}"
+    return WiringError(
+        message(f"{_called(name, state)} gives no scalar{at}", got=got, expected="a real scalar, or a dict of them")
+    )
+
+
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def check_results(aux: Aux) -> None:
+    """Check that results are scalars with names of their own, before there are any.
+
+    Args:
+        aux: empty, on the host. Its results are computed for their shapes alone where the metrics can be traced.
+
+    Raises:
+        WiringError: a metric computes no scalar, or two results have one name.
+        Exception: a metric fails, traced and on the host; with a note that names it.
+    """
+
+    def scalars(aux: Aux) -> dict[str, Any]:
+        values = aux.results()
+        shapes = {name: np.shape(value) for name, value in values.items()}
+        for name, state in aux.metrics.items():
+            for result, shape in shapes.items():
+                if shape and (result == name or result.startswith((f"{name}/", f"{name}["))):
+                    raise _no_number(name, state, result[len(name) + 1 :], values[result])
+        return {}
+
+    try:
+        eqx.filter_eval_shape(scalars, aux)
+    except WiringError as error:
+        raise WiringError(str(error)) from None
+    except Exception as error:  # a metric may compute with numpy, which takes no tracers
+        with np.errstate(all="ignore"):
+            try:
+                scalars(aux)
+            except WiringError:
+                raise
+            except Exception:
+                if not isinstance(error, _NEEDS_VALUE):
+                    raise  # otherwise it may be the lack of rows that it fails on

@@ -121,7 +121,10 @@ def explain(error: Exception, config: Any, run: Callable[[Any], Any], *, everywh
             return False
         return False
 
-    paths = blamed(config, fails, everywhere=everywhere)
+    # A value that is needed of something else, such as a batch, is needed with no float traced too.
+    unrelated: list[bool] = []
+    eqx.filter_eval_shape(lambda: unrelated.append(fails(with_floats(config, {}))))
+    paths = [] if unrelated[-1] else blamed(config, fails, everywhere=everywhere)
     if paths:
         error.add_note(
             message(

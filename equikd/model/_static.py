@@ -1,10 +1,12 @@
 """What a model holds outside its leaves: static fields, and what functions close over.
 
 Both are part of the compiled program. An array there would be frozen into it, a traced float would leak out of its
-trace, so both are looked for and refused with the path. Only a Python float that a module keeps in a static field as it
-was given is taken as what it is: a float that is static by the class's declaration.
+trace, so both are looked for and refused with the path, also inside objects of ordinary classes, which JAX does not
+look into. Only a Python float that a module keeps in a static field as it was given is taken as what it is: a float
+that is static by the class's declaration.
 """
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -39,14 +41,14 @@ class Place(NamedTuple):
 
 
 def places(model: Any) -> Iterator[Place]:
-    """All static fields of the modules in a model, and its callable leaves."""
+    """All static fields of the modules in a model, and its leaves that are functions or objects of ordinary classes."""
     for at, module in _modules(model):
         for f in dataclasses.fields(module):
             if f.metadata.get("static") and hasattr(module, f.name):
                 path = join((*at, f.name))
                 yield Place(path, f"{path} ({type(module).__name__}.{f.name})", getattr(module, f.name), True)
     for path, leaf in named_leaves(model).items():
-        if callable(leaf) and not _is_array(leaf):
+        if (callable(leaf) or _is_object(leaf)) and not _is_array(leaf):
             yield Place(path, path or "the function", leaf, False)
 
 
@@ -62,27 +64,60 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray)
 
 
-def contents(value: Any, closed_over: bool = False, seen: set[int] | None = None) -> Iterator[tuple[Any, bool]]:
-    """`(part, whether a function closes over it)` of what a static value holds, containers and functions opened."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    parts = [] if _is_array(value) else list(items(value).values())
-    if not parts:
-        yield value, closed_over
-    for part in parts:
-        yield from contents(part, closed_over, seen)
-    for part in _closed_over(value):
-        yield from contents(part, True, seen)
+def contents(place: Place) -> Iterator[tuple[Any, bool]]:
+    """`(part, whether it is hidden)` of what a place holds, containers, functions and objects opened.
+
+    Hidden is what a function closes over or an object of an ordinary class holds, and all inside a leaf.
+    """
+    seen: set[int] = set()
+    pending = [(place.value, False)]  # a list, since objects may be linked deeper than Python recurses
+    while pending:
+        value, hidden = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        parts = [] if _is_array(value) else list(items(value).values())
+        if not parts:
+            yield value, hidden
+        held = [] if _is_array(value) else _closed_over(value)
+        held += _attributes(value) if not parts and _is_object(value) else []
+        inside = hidden or not place.static
+        pending += reversed([(part, inside) for part in parts] + [(part, True) for part in held])
+
+
+_LEFT_SHUT = ("builtins", "jax", "jaxlib", "numpy", "jaxtyping")
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an object of an ordinary class, which may hold anything."""
+    if isinstance(value, type | types.ModuleType | functools.partial) or is_plain(value) or _is_array(value):
+        return False
+    return type(value).__module__.partition(".")[0] not in _LEFT_SHUT
+
+
+def _attributes(value: Any) -> list[Any]:
+    """The values of an object's attributes, in its `__dict__` and in slots."""
+    found = list(getattr(value, "__dict__", {}).values())
+    for cls in type(value).__mro__:
+        for slot in vars(cls).values() if "__slots__" in vars(cls) else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    found.append(slot.__get__(value, type(value)))
+                except AttributeError:  # not set
+                    continue
+    return found
 
 
 def _closed_over(value: Any) -> list[Any]:
     """What a function holds: its closure, its defaults, the arguments of a partial, the object of a method."""
+    if isinstance(value, set | frozenset | collections.deque):
+        return list(value)
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
+    if isinstance(value, types.BuiltinMethodType):
+        return [] if isinstance(value.__self__, types.ModuleType) else [value.__self__]
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
@@ -100,20 +135,23 @@ def _is_filled(cell: types.CellType) -> bool:
 def misplaced_arrays(model: Any) -> Iterator[str]:
     """Messages for arrays in static fields, and for arrays made in the construction that a function closes over."""
     for place in places(model):
-        parts = list(contents(place.value))
-        arrays = [part for part, closed_over in parts if _is_array(part) and not closed_over]
+        parts = list(contents(place))
+        arrays = [part for part, hidden in parts if _is_array(part) and not hidden]
         if place.static and arrays:
             yield message(
                 f"model: the static field {place.name} holds an array, which would be frozen into the program",
                 got=_spec(arrays[0]),
                 fix="drop static=True, or keep a Python value in it",
             )
-        elif any(isinstance(part, Tracer) for part, closed_over in parts if closed_over):
+        elif any(isinstance(part, Tracer) for part, hidden in parts if hidden):
+            ordinary = _owner(place) is not None
             yield message(
-                f"model: {place.name} is a function that closes over an array made with the model",
+                f"model: {place.name} is {_holder(place)} an array made with the model",
                 got=_spec(next(part for part, _ in parts if isinstance(part, Tracer))),
-                expected="a function of its arguments alone",
-                fix="keep the array in a field of the module, and write the function as a method",
+                expected="a module, or an object without arrays" if ordinary else "a function of its arguments alone",
+                fix="derive its class from eqx.Module"
+                if ordinary
+                else "keep the array in a field of the module, and write the function as a method",
             )
         elif place.static and not _is_hashable(place.value):
             yield message(
@@ -122,6 +160,25 @@ def misplaced_arrays(model: Any) -> Iterator[str]:
                 expected="a hashable value, since it is part of the program",
                 fix="write a tuple, or drop static=True",
             )
+
+
+def _owner(place: Place) -> Any:
+    """The object of an ordinary class that a place is or, in containers, begins with; None where it is a function."""
+    if _is_object(place.value) and not isinstance(place.value, tuple):
+        return place.value
+    openable = (part for part, _ in contents(place) if _is_object(part) or isinstance(part, _FUNCTIONS))
+    first = next(openable, None)
+    return None if isinstance(first, _FUNCTIONS) else first
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
+
+
+def _holder(place: Place) -> str:
+    owner = _owner(place)
+    if owner is not None:
+        return f"an object ({type(owner).__name__}, no module) that holds"
+    return "a function that closes over"
 
 
 def _spec(array: Any) -> str:
@@ -140,9 +197,9 @@ def traced_places(model: Any) -> dict[str, str]:
     """Path -> message, of the places outside a model's leaves that hold tracers."""
     found = {}
     for place in places(model):
-        parts = [closed_over for part, closed_over in contents(place.value) if isinstance(part, Tracer)]
+        parts = [hidden for part, hidden in contents(place) if isinstance(part, Tracer)]
         if parts:
-            what = "a function that closes over" if any(parts) else "static, and holds a number computed from"
+            what = _holder(place) if any(parts) else "static, and holds a number computed from"
             found[place.path] = f"model: {place.name} is {what} a traced float of the config"
     return found
 
@@ -156,8 +213,8 @@ def given_floats(model: Any, floats: dict[int, str]) -> dict[str, str]:
     """
     found = {}
     for place in places(model):
-        for part, closed_over in contents(place.value):
-            if not closed_over and id(part) in floats:
+        for part, hidden in contents(place):
+            if not hidden and id(part) in floats:
                 found[floats[id(part)]] = place.name.rpartition("(")[2].rstrip(")")
     return found
 
@@ -169,8 +226,8 @@ def plain_parts(model: Any) -> dict[str, tuple[str, Any]]:
     """Place -> (its name, value) of the static values that are alike in two builds of one model: numbers and names."""
     found = {}
     for place in places(model):
-        for index, (part, closed_over) in enumerate(contents(place.value)):
-            if not closed_over and (is_plain(part) or _is_named(part)):
+        for index, (part, hidden) in enumerate(contents(place)):
+            if not hidden and (is_plain(part) or _is_named(part)):
                 found[f"{place.path}#{index}"] = (place.name, part)
     return found
 

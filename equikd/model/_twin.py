@@ -323,6 +323,7 @@ def _blaming(config: Any, problems: dict[str, str], first: Any) -> list[str]:
         paths = blamed(config, recurs)
         got = f"it comes from {listing(map(spelled, paths), 8)}" if paths else None
         instead = "keep it in a field of the module and read it there,\nor " if "closes over" in what else ""
+        instead = "derive its class from eqx.Module,\nor " if "no module) that holds" in what else instead
         messages.append(message(what, got=got, fix=instead + pin_advice(config, paths) if paths else None))
     return messages
 

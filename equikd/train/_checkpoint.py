@@ -197,9 +197,8 @@ class CheckpointStore:
             fix = "restore with the model and optimizer that were saved"
             raise CheckpointError(cut(what, lines, where=str(self._directory), fix=fix))
         arrays = self._read_arrays(step, entries, document.get("files", {}))
-        restored = [from_host(arrays[path], entries[path]) for path in wanted]
         self._position, self._own = step, {step}
-        return jax.tree_util.tree_unflatten(treedef, restored), document["facts"]
+        return jax.tree_util.tree_unflatten(treedef, [arrays[path] for path in wanted]), document["facts"]
 
     def _name(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """`named`, which a loop that saves the same structure again and again pays for once."""
@@ -244,18 +243,18 @@ class CheckpointStore:
             document = json.loads(path.read_text("utf-8"))
             version = document["format"]
         except FileNotFoundError:
-            present = listing(self.steps()) or "none"
-            raise CheckpointError(
-                message(f"there is no checkpoint {step}", where=str(self._directory), expected=f"one of: {present}")
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            what, expected = f"there is no checkpoint {step}", f"one of: {listing(self.steps()) or 'none'}"
+            raise CheckpointError(message(what, where=str(self._directory), expected=expected)) from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _broken(step, path, error) from error
         if version != FORMAT:
             what, fix = f"checkpoint {step} has an unknown format", "read it with the version of equikd that wrote it"
             raise CheckpointError(message(what, where=str(path), got=repr(version), expected=str(FORMAT), fix=fix))
+        if not _is_document(document):
+            raise _broken(step, path, ValueError(f"this is no {_DOCUMENT} as equikd writes it"))
         return document
 
-    def _read_arrays(self, step: int, entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, np.ndarray]:
+    def _read_arrays(self, step: int, entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, Any]:
         path = self._directory / str(step) / _ARRAYS
         try:
             # Before orbax reads: where one of its reads fails, the others go on and complain of a loop that is gone.
@@ -263,7 +262,7 @@ class CheckpointStore:
             if damaged:
                 raise OSError(f"missing or cut short: {listing(sorted(name for name, _ in damaged), 4)}")
             stored = _in_thread(lambda: _read(path)) if any(0 not in e["shape"] for e in entries.values()) else {}
-            return {name: _load(stored, name, entry) for name, entry in entries.items()}
+            return {name: from_host(_load(stored, name, entry), entry) for name, entry in entries.items()}
         except Exception as error:  # whatever orbax, tensorstore and the file system raise for broken files
             raise _broken(step, path, error) from error
 
@@ -275,6 +274,13 @@ def _spell(error: BaseException | None) -> str:
 def _broken(step: int, path: Path, error: BaseException) -> CheckpointError:
     what = f"checkpoint {step} cannot be read"
     return CheckpointError(message(what, where=str(path), got=_spell(error), fix="restore an older step"))
+
+
+def _is_document(plain: dict[str, Any]) -> bool:
+    """Whether what checkpoint.json holds has the form that `_publish` gives it."""
+    facts, leaves = plain.get("facts"), plain.get("leaves")
+    is_entry = lambda e: isinstance(e, dict) and isinstance(e.get("dtype"), str) and isinstance(e.get("shape"), list)
+    return isinstance(facts, dict) and isinstance(leaves, dict) and all(map(is_entry, leaves.values()))
 
 
 def _steps(directory: Path) -> tuple[int, ...]:
@@ -336,12 +342,8 @@ def _publish(
         temporary.mkdir()
         if arrays:
             _write(temporary / _ARRAYS, arrays)
-        head, leaves, files = (
-            f'"format": {FORMAT}, "step": {step}',
-            json.dumps(entries),
-            json.dumps(file_sizes(temporary)),
-        )
-        document = f'{{{head}, "facts": {facts}, "leaves": {leaves}, "files": {files}}}'
+        leaves, files = json.dumps(entries), json.dumps(file_sizes(temporary))
+        document = f'{{"format": {FORMAT}, "step": {step}, "facts": {facts}, "leaves": {leaves}, "files": {files}}}'
         write_atomically(temporary / _DOCUMENT, document.encode())
         # Steps from here on belong to a line that a restore has left. They go first: in the other order a run killed
         # between would resume from the abandoned line.
@@ -388,10 +390,7 @@ def _in_thread(function: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps orbax's own reports out of the log while we use it: what fails is raised, with its cause."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "orbax" not in Path(record.pathname).parts
-
+    keep = lambda record: "orbax" not in Path(record.pathname).parts
     logger = logging.getLogger("absl")
     logger.addFilter(keep)
     try:

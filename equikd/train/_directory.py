@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -178,8 +179,8 @@ class RunDirectory:
         """Refuses, before anything expensive, a place where `create` would fail; makes nothing.
 
         Raises:
-            RunDirectoryError: the path or one above it is a file, the directory holds other files and no config.json,
-                or nothing may be written there.
+            RunDirectoryError: the path or one above it is a file, the directory holds other files and no config.json
+                of a trainer, that one is broken, or nothing may be written there.
         """
         try:
             self._check()
@@ -211,12 +212,37 @@ class RunDirectory:
                         fix=f"name a directory of its own, such as {self.path / 'run-1'}, or move these files away",
                     )
                 )
+        if nearest == self.path and self.exists:
+            self._check_config()
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise RunDirectoryError(
                 message(
                     f"{self.path}: nothing may be written here",
                     got=f"no permission to write in {nearest}",
                     fix="name a directory that you may write to, or change its permissions",
+                )
+            )
+
+    def _check_config(self) -> None:
+        """Refuses a config.json that training did not write: somebody else's, or one that was damaged since."""
+        try:
+            plain = json.loads(self.config_text())
+        except (ValueError, RecursionError) as error:
+            raise RunDirectoryError(
+                message(
+                    f"{self.path}: not a run directory, or its config.json is broken",
+                    got=f"config.json is no JSON: {str(error) or type(error).__name__}"[:300],
+                    expected="the experiment as JSON, as training leaves it",
+                    fix="restore the file, or name another directory; nothing here was touched",
+                )
+            ) from error
+        if not isinstance(plain, dict) or not {"__format__", "__qualname__", "num_steps"} <= plain.keys():
+            raise RunDirectoryError(
+                message(
+                    f"{self.path}: not a run directory, and not empty",
+                    got="a config.json that is no trainer's",
+                    expected="a new path, an empty directory, or a run directory (whose config.json is a trainer's)",
+                    fix=f"name a directory of its own, such as {self.path / 'run-1'}, or move the file away",
                 )
             )
 
@@ -233,7 +259,6 @@ class RunDirectory:
         """
         facts = json.dumps(environment, indent=2, ensure_ascii=False, default=str) + "\n"
         config = _pretty(config_text)
-        self.check()
         if self.exists:
             raise RunDirectoryError(
                 message(
@@ -243,12 +268,20 @@ class RunDirectory:
                     fix="resume that run, or name another directory",
                 )
             )
+        self.check()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.environment, _utf8(facts))
             write_atomically(self.config, config)  # last: it declares the directory complete
         except OSError as error:
             raise self._failure("cannot be made a run directory", error) from error
+
+    def undo(self) -> None:
+        """Takes back a `create`, where the start that made it fails before its first step."""
+        self.config.unlink(missing_ok=True)  # first: without it the directory is no run
+        self.environment.unlink(missing_ok=True)
+        self.metrics.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def update_config(self, config_text: str, step: int) -> None:
         """Replaces config.json where a resume at `step` changed the experiment, and keeps the old one.

@@ -10,6 +10,7 @@ trained on, and a `num_steps` that lies in the past.
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory
 from equikd.train._leaves import cut, differences, entry_of, named
 from equikd.train._loop import Output, Pending, run_eval
+from equikd.train._rows import check_rows, name_for_old, read_records
 from equikd.train._setup import Setup
 from equikd.train._stepper import Stepper
-from equikd.train._writers import Writers, read_records
+from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
 from equikd.tree import items, join, parse
 
 _MOST_LINES = 12  # of changes, beside an error or a listing, so that all stays on one screen
@@ -74,7 +76,7 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
         )
     state = _arrays(setup.state)
     accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
-    saved = _saved_leaves(directory, store, step)
+    saved, seconds = _saved_document(directory, store, step)
     lines = differences(_below(saved, "state"), _entries(named({"state": state})), "checkpoint")
     if lines:
         raise _misfit(directory, step, lines, changed)
@@ -89,7 +91,7 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
         whole = eqx.tree_at(lambda state: state.key, whole, key)
     interval = arrays["accumulators"] if fits else None  # of other losses or metrics: the interval begins anew here
-    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, float(facts["seconds"]))
+    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, seconds)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -101,13 +103,20 @@ def _arrays(tree: Any) -> Any:
     return eqx.filter(tree, _is_array)
 
 
-def _saved_leaves(directory: RunDirectory, store: CheckpointStore, step: int) -> dict[str, Any]:
-    """What checkpoint.json says of each leaf."""
+def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) -> tuple[dict[str, Any], float]:
+    """What checkpoint.json says of each leaf, and the seconds up to it."""
     try:
-        store.read_facts(step)  # checks the format
+        seconds = store.read_facts(step).get("seconds")  # checks the format
+        if not isinstance(seconds, int | float):
+            raise CheckpointError(f"checkpoint.json: the fact 'seconds' is {seconds!r}, not a number")
+        leaves = json.loads((directory.checkpoints / str(step) / "checkpoint.json").read_text("utf-8"))["leaves"]
+        _nested(_below(leaves, "accumulators"))  # all paths can be read, and the dtypes that are made from text
     except CheckpointError as error:
         raise _unreadable(directory, store, step, error) from error
-    return json.loads((directory.checkpoints / str(step) / "checkpoint.json").read_text("utf-8"))["leaves"]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        odd = CheckpointError(f"checkpoint.json: leaves have odd names or dtypes: {error}")
+        raise _unreadable(directory, store, step, odd) from error
+    return leaves, float(seconds)
 
 
 def _entries(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +190,39 @@ def changes(old_text: str, new: Any, new_text: str) -> str:
     return str(diff(old, new))
 
 
+def begin(directory: RunDirectory, writers: Sequence[Any], run: Run, environment: dict[str, Any]) -> Writers:
+    """Takes a run directory into use: opens the writers and puts the config there. What fails is taken back.
+
+    Args:
+        directory: the run directory, locked.
+        writers: beside metrics.jsonl.
+        run: what they are told.
+        environment: facts for environment.json, where the run is new.
+
+    Raises:
+        RunDirectoryError: rows that are there are broken; the disk refuses.
+        Exception: whatever a writer raises from `open`.
+    """
+    # Writers of others come first, since they may fail; then ours, of which the last is the only one to drop rows.
+    ours = [one for one in writers if isinstance(one, TensorBoard)]
+    ordered = [*(one for one in writers if not isinstance(one, TensorBoard)), *ours, JsonLines()]
+    check_rows(directory.metrics, run.start_step)
+    if not directory.exists:
+        directory.create(run.config, environment)
+        try:
+            return Writers.open(ordered, run)
+        except BaseException:
+            directory.undo()
+            raise
+    opened = Writers.open(ordered, run)
+    try:
+        directory.update_config(run.config, run.start_step)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
 def tell(directory: RunDirectory, setup: Setup, start: int, changed: str) -> None:
     """Say on the standard error where a run goes on, and with which changes of its config."""
     if start == setup.num_steps:
@@ -189,6 +231,9 @@ def tell(directory: RunDirectory, setup: Setup, start: int, changed: str) -> Non
         text = f"resuming {directory.path} at step {start} of {setup.num_steps}"
     else:
         text = f"{directory.path} holds no checkpoint: starting at step 0"
+        rows = directory.metrics
+        if rows.is_file() and rows.stat().st_size:
+            text += f"; the rows of the earlier start are kept in {name_for_old(rows).name}"
     sys.stderr.write(text + (f", with a changed config:\n{changed}\n" if changed else "\n"))
 
 
@@ -261,4 +306,4 @@ def _frozen(value: Any) -> Any:
     return {key: _frozen(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-__all__ = ["Restored", "changes", "restored", "results_again", "tell", "tell_unloadable"]
+__all__ = ["Restored", "begin", "changes", "restored", "results_again", "tell", "tell_unloadable"]

@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -34,6 +35,7 @@ from equikd.train._structure import Reader, Writer
 
 FORMAT = 1
 _DOCUMENT = "model.json"
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError)
 _SCALARS = (bool, int, float, complex)
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ def _contents(path: Path) -> str:
 def _is_model(path: Path) -> bool:
     try:
         return "equikd_model" in json.loads((path / _DOCUMENT).read_text("utf-8"))
-    except (OSError, ValueError, TypeError):
+    except _BROKEN:
         return False
 
 
@@ -190,7 +192,7 @@ def load_model(path: str | os.PathLike[str], like: Any = None) -> Any:
         return _rebuild(path, document)
     except CheckpointError:
         raise
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (*_BROKEN, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         got = f"{type(error).__name__}: {str(error)[:500]}"
         raise CheckpointError(message(f"{path.name}: the saved model is broken", where=str(path), got=got)) from error
 
@@ -203,7 +205,7 @@ def _read_document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads((path / _DOCUMENT).read_text("utf-8"))
         version = document["equikd_model"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _BROKEN as error:
         got = f"a {_DOCUMENT} that cannot be read: {type(error).__name__}: {error}"
         what = f"{path.name}: this is no saved model"
         raise CheckpointError(message(what, where=str(path), got=got, fix=fix)) from error

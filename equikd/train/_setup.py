@@ -18,6 +18,7 @@ from equikd.data import Batch, Pipeline, pipeline
 from equikd.errors import message
 from equikd.evals import Eval, View, eval_batch
 from equikd.metrics import Aux
+from equikd.metrics._aux import check_results
 from equikd.model._floats import NEEDS_VALUE, explain
 from equikd.sharding import check_processes
 from equikd.train._cache import Cache, structure_key
@@ -160,6 +161,16 @@ def _eval(
 ) -> PreparedEval:
     own = _eval_config(trainer, config, name, state, spec)
     view: View = view_of(state)
-    empty = _EMPTY.get(structure_key(own, view, spec), lambda: abstract(eval_batch, own, view, spec).empty())
+
+    def checked_empty() -> Aux:
+        empty = abstract(eval_batch, own, view, spec).empty()
+        try:
+            check_results(empty)
+        except Exception as error:
+            error.add_note(f"in {join(('evals', name))}")
+            raise
+        return empty
+
+    empty = _EMPTY.get(structure_key(own, view, spec), checked_empty)
     every = resolve(one.every, root=trainer, path=join(("evals", name, "every")))
     return PreparedEval(name, own, every, data, empty)

@@ -21,6 +21,7 @@ from equikd.data import Batch, as_batch, batch_size
 from equikd.data._pipeline import all_real, own_batch
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
+from equikd.metrics._aux import check_results
 from equikd.sharding import home, place
 from equikd.train._cache import Cache, is_array, structure_key
 from equikd.train._in_step import InStep
@@ -66,6 +67,7 @@ class Program:
         self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
         self.changed: list[bool] = traced["changed"]
         self._empty = jax.tree.leaves(eqx.filter(self._aux(shapes).empty(), is_array))
+        check_results(self.empty)
         self._layout = layout_of(self._empty)
         self._fresh = self.packed(self._empty)
         for array in (*self._empty, *self._fresh):
@@ -220,7 +222,7 @@ class Stepper:
         Raises:
             DataError: it is no batch.
         """
-        # The mask of full batches is one shared array, sent once. It says that their arrays were looked at and are ours:
+        # The mask of full batches is one shared array, sent once. It says that their arrays are checked and ours:
         # others are copied, since what has been dispatched may read them after their owner has written over them.
         if type(batch) is not Batch or batch.mask is not self._all_real:
             batch = own_batch(batch)

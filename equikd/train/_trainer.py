@@ -23,13 +23,14 @@ from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, environment_facts
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
+from equikd.train._lock import locked
 from equikd.train._loop import Output, Saving, loop, read, run_eval
 from equikd.train._progress import Console
-from equikd.train._resume import changes, restored, results_again, tell, tell_unloadable
+from equikd.train._resume import begin, changes, restored, results_again, tell, tell_unloadable
 from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
-from equikd.train._writers import JsonLines, Record, Run, TensorBoard, Writers
+from equikd.train._writers import Record, Run, TensorBoard, Writers
 
 
 @config
@@ -166,6 +167,7 @@ class Trainer:
 
         Raises:
             EquikdError: whatever is wrong with the experiment, before anything is computed or written.
+            RunDirectoryError: the work directory holds something else, is broken, or another run is at work there.
             CheckpointError: the newest checkpoint is broken, or of another model or optimizer.
             ConfigError: it lies past `num_steps`; or the config holds other arrays than those that the run began with.
             DataError: the data ends before `num_steps`.
@@ -176,8 +178,11 @@ class Trainer:
         setup, writers, text = prepare(self, model, model_state), self._writers(), to_json(self, unloadable=True)
         if directory is None:
             stepper, batches = self._first(setup, model, model_state), _batches(setup, 0)
-            return self._run(setup, stepper, batches, writers, Run(None, text, setup.num_steps, start_step=0))
-        with CheckpointStore(directory.checkpoints, self.checkpoints.keep if self.checkpoints else 1) as store:
+            run = Run(None, text, setup.num_steps, start_step=0)
+            return self._run(setup, stepper, batches, Writers.open(writers, run), run)
+        keep = self.checkpoints.keep if self.checkpoints else 1
+        with locked(directory), CheckpointStore(directory.checkpoints, keep) as store:
+            directory.check()  # again, now that nobody else writes there
             changed = changes(directory.config_text(), self, text) if directory.exists else ""
             found = restored(directory, store, setup, changed)
             stepper = self._first(setup, model, model_state) if found is None else found.stepper
@@ -185,12 +190,11 @@ class Trainer:
             batches = _batches(setup, start)  # what can fail comes before anything is written
             if directory.exists:
                 tell(directory, setup, start, changed)
-                directory.update_config(text, start)
             else:
-                directory.create(text, environment_facts(setup.seed))
                 tell_unloadable(directory, self)
             run = Run(directory.path, text, setup.num_steps, start)
-            return self._run(setup, stepper, batches, (JsonLines(), *writers), run, store, seconds)
+            opened = begin(directory, writers, run, environment_facts(setup.seed))
+            return self._run(setup, stepper, batches, opened, run, store, seconds)
 
     def evaluate(self, state: TrainState, *names: str) -> dict[str, float]:
         """Results of the evals for a state, such as one of a loop of one's own.
@@ -231,12 +235,12 @@ class Trainer:
         setup: Setup,
         stepper: Stepper,
         batches: Iterator[Batch],
-        writers: tuple[Any, ...],
+        writers: Writers,
         run: Run,
         store: CheckpointStore | None = None,
         seconds: float = 0.0,
     ) -> "Result":
-        with Writers.open(writers, run) as opened:
+        with writers as opened:
             output, saving = Output(opened, seconds), None
             if store is not None and self.checkpoints is not None:
                 saving = Saving(store, self.checkpoints.every, setup.seed)

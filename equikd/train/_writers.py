@@ -26,8 +26,6 @@ drops them on `open`, so that an interrupted run leaves the same rows as an unin
 checkpoint is published, so no row that a checkpoint vouches for can be missing.
 """
 
-import json
-import math
 import os
 import socket
 import struct
@@ -38,26 +36,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self, final
 
 from equikd.config import config
-from equikd.errors import listing, message
-from equikd.train._directory import RunDirectory, RunDirectoryError, write_atomically
-
-
-@final
-@dataclass(frozen=True)
-class Record:
-    """One row of results.
-
-    Attributes:
-        step: the number of updates made when the values were taken.
-        split: `train` for a training interval, else the eval's name.
-        metrics: names to values; nan and inf are possible.
-        seconds: seconds since the run's start, summed over resumes.
-    """
-
-    step: int
-    split: str
-    metrics: dict[str, float]
-    seconds: float
+from equikd.train._directory import RunDirectory
+from equikd.train._rows import Record as Record
+from equikd.train._rows import keep_rows, line
+from equikd.train._rows import read_records as read_records
 
 
 @final
@@ -216,17 +198,18 @@ class JsonLines:
     Metrics are sorted by name, seconds rounded to milliseconds. JSON has no nan and no infinities: they are written
     as the strings "nan", "inf", "-inf", which `float` reads. `read_records` gives the rows back.
 
-    On a resume, rows past the checkpoint and a torn last line are removed; a new run (`start_step` 0) starts an empty
-    file.
+    On a resume, rows past the checkpoint and a torn last line are removed; a run that starts at step 0 starts an empty
+    file, and the rows of an earlier start are kept as `metrics.1.jsonl` (or the next free number).
 
     Raises:
-        RunDirectoryError: on a resume, a line before the last one is no row; it names file and lines.
+        RunDirectoryError: on a resume, a line before the last one is no row; it names file and lines. The file cannot
+            be read.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with Writers.open([JsonLines()], Run(Path(folder), "{}", num_steps=10, start_step=0)) as writers:
-        ...         writers.write(Record(5, "train", {"loss": 0.5, "accuracy": math.nan}, 1.25))
+        ...         writers.write(Record(5, "train", {"loss": 0.5, "accuracy": float("nan")}, 1.25))
         ...     print((Path(folder) / "metrics.jsonl").read_text(), end="")
         {"step": 5, "split": "train", "metrics": {"accuracy": "nan", "loss": 0.5}, "seconds": 1.25}
     """
@@ -237,7 +220,7 @@ class JsonLines:
             return _Nothing()
         path = RunDirectory.open(run.workdir).metrics
         path.parent.mkdir(parents=True, exist_ok=True)
-        _keep_rows(path, run.start_step)
+        keep_rows(path, run.start_step)
         return _OpenJsonLines(_Appending(path))
 
 
@@ -249,74 +232,13 @@ class _OpenJsonLines:
     def tick(self, step: int) -> None: ...
 
     def write(self, record: Record) -> None:
-        self._file.write(_line(record))
+        self._file.write(line(record))
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The rows of a `metrics.jsonl`, in order; a torn last line is left out, so a running run can be read.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        RunDirectoryError: a line before the last one is no row; it names file and lines.
-    """
-    path = Path(path)
-    return [record for record, _ in _rows(path, path.read_bytes())]
-
-
-def _line(record: Record) -> bytes:
-    values = {name: float(record.metrics[name]) for name in sorted(record.metrics)}
-    row = {
-        "step": int(record.step),
-        "split": record.split,
-        "metrics": {name: value if math.isfinite(value) else str(value) for name, value in values.items()},
-        "seconds": round(float(record.seconds), 3),
-    }
-    return json.dumps(row, allow_nan=False).encode() + b"\n"
-
-
-def _record(line: bytes) -> Record:
-    row = json.loads(line)
-    metrics = {name: float(value) for name, value in row["metrics"].items()}
-    return Record(step=int(row["step"]), split=str(row["split"]), metrics=metrics, seconds=float(row["seconds"]))
-
-
-def _rows(path: Path, data: bytes) -> list[tuple[Record, bytes]]:
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
-    rows, broken = [], []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append((_record(line), line + b"\n"))
-        except (ValueError, KeyError, TypeError, AttributeError):  # cut short, or some other JSON
-            broken.append(number)
-    if broken and broken[-1] == len(lines):  # a kill in the middle of a write; only the last line can be torn so
-        broken.pop()
-    if broken:
-        raise RunDirectoryError(
-            message(
-                f"{path}: {'a line is' if len(broken) == 1 else f'{len(broken)} lines are'} broken",
-                where=listing([f"{path.name}:{number}" for number in broken], 5),
-                got=lines[broken[0] - 1][:80].decode("utf-8", "replace") or "an empty line",
-                expected='a row, such as {"step": 500, "split": "test", "metrics": {"loss": 0.09}, "seconds": 12.3}',
-                fix="mend or delete the line; a killed run tears only the last, so something else has changed the file",
-            )
-        )
-    return rows
-
-
-def _keep_rows(path: Path, step: int) -> None:
-    """Leaves the rows up to `step`; none for step 0, where the run starts anew and makes its first row again."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    kept = b"".join(line for record, line in _rows(path, data) if record.step <= step) if step else b""
-    if kept != data:
-        write_atomically(path, kept)
 
 
 @final

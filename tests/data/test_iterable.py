@@ -2,11 +2,14 @@
 
 import gc
 import itertools
+import re
 import traceback
 import weakref
 
+import equinox as eqx
 import jax
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +146,54 @@ def test_a_loader_that_resets_and_returns_the_same_iterator_is_fine():
     stream = Iterable(make, repeat=True)
     stream.spec()
     assert numbers(itertools.islice(stream.batches(0, 0), 6)) == [2, 1, 0, 2, 1, 0]
+
+
+def test_batches_keep_their_values_when_a_loader_writes_over_its_arrays():
+    def make():
+        x, mask = np.zeros((4, 2), np.float32), np.array([True, True, True, False])
+        for number in range(3):
+            x[:] = number
+            yield {"x": x}
+        for number in range(3, 6):
+            x[:], mask[:] = number, number % 2
+            yield Batch({"x": x}, mask)
+            mask[:] = True
+
+    batches = list(Iterable(make).batches(0, 0))
+    assert [batch.data["x"][0, 0].item() for batch in batches] == [0, 1, 2, 3, 4, 5]
+    assert [batch.mask.sum().item() for batch in batches] == [4, 4, 4, 4, 0, 4]
+    assert [batch.data["x"][0, 0].item() for batch in Iterable(make).epoch()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_training_reads_what_a_loader_gave_not_what_it_wrote_later():
+    def reuse():
+        x = np.zeros((256, 64), np.float32)
+        for number in range(60):
+            x[:] = number
+            yield {"x": x}
+
+    trainer = ek.Trainer(
+        model=ek.lazy(eqx.nn.Linear)(64, 1),
+        inputs={"x": "batch.x"},
+        losses={"mse": ek.losses.SquaredError(preds="preds", targets="batch.x[:, :1]")},
+        metrics={"x": ek.metrics.Mean("batch.x[:, 0]")},
+        optimizer=ek.lazy(optax.sgd)(0.0),
+        train_data=Iterable(reuse),
+        num_steps=60,
+        log_every=3,
+        writers=(),
+    )
+    means = [row.metrics["x"] for row in trainer.train().history]
+    assert means == [3 * interval + 1 for interval in range(20)]
+
+
+def test_one_builtin_iterator_for_all_calls_is_refused(snapshot):
+    shared = map(element, range(3))
+    stream = Iterable(named(lambda: shared))
+    stream.spec()
+    with pytest.raises(DataError) as error:
+        list(stream.batches(0, 0))
+    snapshot("same_iterator", re.sub(r" at 0x\w+", "", str(error.value)))
 
 
 # ---- evals

@@ -296,3 +296,17 @@ def test_no_program_is_compiled(compilations):
     data = InMemory({"x": np.zeros((100, 3)), "y": np.arange(100)}, batch_size=7)
     data.spec(), list(data.epoch()), taken(data, 30)
     assert compilations.names == []
+
+
+def test_masked_arrays_are_refused(snapshot):
+    masked = np.ma.masked_array(np.zeros((4, 2), np.float32), mask=np.eye(4, 2))
+    with pytest.raises(DataError) as error:
+        InMemory({"x": masked, "y": np.zeros(4)}).spec()
+    snapshot("masked", str(error.value))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+def test_foreign_byte_orders_become_native(dtype):
+    batch = next(InMemory(np.arange(4).astype(dtype), batch_size=4, shuffle=False).batches(0, 0))
+    assert batch.data.dtype.isnative
+    assert batch.data.tolist() == [0, 1, 2, 3]

@@ -568,6 +568,97 @@ def test_what_depends_on_a_traced_float_and_is_no_leaf_asks_for_a_pin(name, modu
     ek.override(made, {"model.p": ek.pin(0.25)}).init()
 
 
+class Scale:
+    def __init__(self, p):
+        self.p = p
+
+    def __call__(self, x):
+        return self.p * x
+
+    def method(self, x):
+        return self.p * x
+
+
+class Slotted:
+    __slots__ = ("__p", "unset")
+
+    def __init__(self, p):
+        self.__p = [p]
+
+
+class ObjectInField(Plain):
+    scale: Any = eqx.field(static=True)
+
+    def __init__(self, p):
+        self.scale = Scale(p)
+
+
+class ObjectInLeaf(Plain):
+    scale: Any
+
+    def __init__(self, p):
+        self.scale = Slotted(p)
+
+
+class MethodInLeaf(Plain):
+    scale: Any
+
+    def __init__(self, p):
+        self.scale = Scale(p).method
+
+
+class NestedObjects(Plain):
+    scale: Any = eqx.field(static=True)
+
+    def __init__(self, p):
+        inner = Scale(p)
+        inner.back = Scale(inner)
+        self.scale = (frozenset([inner.back]),)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("object_in_field", ObjectInField),
+        ("object_in_leaf", ObjectInLeaf),
+        ("method_in_leaf", MethodInLeaf),
+        ("nested_objects", NestedObjects),
+    ],
+)
+def test_a_float_in_an_object_of_an_ordinary_class_asks_for_a_pin(name, module, snapshot):
+    made = trainer(ek.lazy(module)(p=0.25))
+    with pytest.raises(ConfigError) as error:
+        made.init()
+    snapshot(f"depends_{name}", str(error.value))
+    ek.override(made, {"model.p": ek.pin(0.25)}).init()
+
+
+def test_objects_of_ordinary_classes_may_hold_constants():
+    class Linked(Plain):
+        scale: Any = eqx.field(static=True)
+        p: float
+
+        def __init__(self, p):
+            self.p = p
+            self.scale = Scale(np.ones(3, np.float32))
+            for _ in range(5000):  # deeper than Python recurses
+                self.scale = Scale(self.scale)
+
+    assert kinds(ek.lazy(Linked)(p=0.25)) == {"p": "hyperparameter"}
+
+
+def test_an_object_that_holds_an_array_made_with_the_model_is_refused(snapshot):
+    class Holds(Plain):
+        scale: Any
+
+        def __init__(self, *, key):
+            self.scale = Scale(jax.random.normal(key, (2,)))
+
+    with pytest.raises(ConfigError) as error:
+        trainer(ek.lazy(Holds)()).init()
+    snapshot("array_in_object", str(error.value))
+
+
 class Several(Plain):
     f: Any
     keep: float = eqx.field(static=True)

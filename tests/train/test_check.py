@@ -382,3 +382,14 @@ def test_training_needs_a_loss(refused):
 def test_evals_may_have_any_name():
     trainer = small(evals={"test-small": evaluated()["test"], "a b/c": evaluated()["test"]}, num_steps=2)
     assert {"test-small/loss", "a b/c/loss"} <= set(trainer.train().metrics)
+
+
+class LooksAtData(Plain):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.first(x) if x.sum() > 0 else self.first(-x))
+
+
+def test_control_flow_on_a_batch_blames_no_float():
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        small(L(LooksAtData)()).init()
+    assert "Python needs the value of a traced float" not in "".join(error.value.__notes__)

@@ -113,10 +113,11 @@ def test_a_file_is_refused(tmp_path, snapshot):
 
 def test_a_second_run_in_one_directory_is_refused(tmp_path, snapshot):
     run = RunDirectory.open(tmp_path / "a")
-    run.create('{"seed": 0}', {})
+    config = {"__format__": 1, "__qualname__": "equikd.train:Trainer", "num_steps": 1}
+    run.create(json.dumps(config), {})
     run.check()  # a run to resume is a fine place
     snapshot("a_run_already", refusal(tmp_path, tmp_path / "a"))
-    assert json.loads(run.config_text()) == {"seed": 0}
+    assert json.loads(run.config_text()) == config
 
 
 def test_an_address_is_refused(tmp_path, snapshot):
