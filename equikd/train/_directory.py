@@ -4,9 +4,11 @@
       config.json         the whole experiment; `from_json` builds the same trainer again
       config.200.json     the config used up to step 200, where a resume changed it
       environment.json    versions, devices, seed, command line, git commit: facts of the first start
-      metrics.jsonl       one result row a line (`train/_writers.py`)
+      metrics.jsonl       one result row a line (`train/_rows.py`)
+      metrics.1.jsonl     the rows of an earlier start, where a later one began again at step 0
       tensorboard/        the same rows as TensorBoard events
       checkpoints/        states to resume from (`train/_checkpoint.py`)
+      .lock               there while a run is at work (`train/_lock.py`)
 
 `config.json` makes a directory a run directory. It is written last, and like every file here by `write_atomically`:
 to a temporary file first, which then takes the name. So a run killed at any moment leaves either no run or a whole
