@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def run(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
 
 
 @pytest.fixture
-def config_file(tmp_path, monkeypatch) -> Callable[[str, str], str]:
+def config_file(tmp_path, monkeypatch) -> Iterator[Callable[[str, str], str]]:
     """Writes a config module into a folder of its own, and forgets it afterwards."""
     written = []
 
@@ -383,13 +383,17 @@ def test_names_of_files(run, config_file, tmp_path):
     assert "'files/experiment.py'" in refused(run("train", "files/experiment"))
 
 
-def test_a_file_named_like_an_installed_module(run, config_file):
-    for name in ("sched", "termcolor" if "termcolor" in sys.modules else "this", "antigravity"):
-        if name not in sys.modules:
-            text = refused(run("train", config_file(name, EXPERIMENT)))
-            assert f"{name}.py would hide the module '{name}'" in text
-            assert "rename the file" in text
-            assert name not in sys.modules
+def test_a_file_named_like_an_installed_module(run, config_file, monkeypatch, tmp_path):
+    """It is refused before the import, which would give the file to whoever imports the module."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/installed_here.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    for name in ("sched", "installed_here"):
+        text = refused(run("train", config_file(name, EXPERIMENT)))
+        assert f"{name}.py would hide the module '{name}'" in text
+        assert "rename the file" in text
+        assert name not in sys.modules
 
 
 def test_a_link_is_loaded_under_its_own_name(config_file, monkeypatch, tmp_path):

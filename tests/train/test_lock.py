@@ -1,9 +1,12 @@
 """The lock: one run a directory, whoever else starts one, and no trace of it afterwards."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,27 @@ def test_a_second_run_of_this_process_touches_nothing(tmp_path):
         with pytest.raises(RunDirectoryError, match="which is this one"):
             quick(seed=5).train(tmp_path / "a")
         assert contents(tmp_path) == before
+
+
+def test_of_many_threads_one_trains(tmp_path):
+    barrier = threading.Barrier(3)
+
+    def start(seed: int) -> bool:
+        barrier.wait()
+        try:
+            quick(seed=seed, num_steps=200).train(tmp_path / "a")
+        except RunDirectoryError as error:
+            if "another run is at work here" not in str(error):
+                raise
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        trained = list(pool.map(start, range(3)))
+    assert any(trained)
+    names = {file.name for file in (tmp_path / "a").iterdir()}
+    assert NAME not in names
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["seed"] in (n for n in range(3) if trained[n])
 
 
 def test_a_child_does_not_keep_it(tmp_path):
