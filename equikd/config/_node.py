@@ -23,7 +23,7 @@ from equikd.config._dataclass import comparison_key
 from equikd.config._flatten import Aux, flatten_values, from_child
 from equikd.config._names import display_name, from_portable, portable, spell
 from equikd.config._roles import ARGUMENT, Plan, normalise
-from equikd.config._signatures import admits_float, admits_text, named_parameters, needs_key, signature_of
+from equikd.config._signatures import admits_float, admits_none, admits_text, named_parameters, needs_key, signature_of
 from equikd.config._values import is_node, typed_key
 from equikd.errors import ConfigError, listing, message, nearest, report
 
@@ -192,6 +192,8 @@ jax.tree_util.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _f
 
 def _argument(function: Any, name: Any, value: Any, path: str) -> Any:
     value = normalise(ARGUMENT, value, path)
+    if value is None and not is_node(function) and not admits_none(function, name):
+        raise ConfigError(message(f"{path}: wrong kind of value", got="None", expected="float"))
     if type(value) in (bool, str) and not is_node(function):
         parameter = named_parameters(function).get(name)
         wants_float = signature_of(function)[1].get(str(name)) is float

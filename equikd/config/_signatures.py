@@ -44,6 +44,15 @@ def admits_float(function: Any, name: Any) -> bool:
     return mentions(found.get(str(name)), float)
 
 
+def admits_none(function: Any, name: Any) -> bool:
+    """Whether an argument may be None: unless the signature asks for a float, and neither names None nor has it."""
+    signature, found = signature_of(function)
+    parameter = signature.parameters.get(str(name)) if signature is not None else None
+    if parameter is None or parameter.default is None or not admits_float(function, name):
+        return True
+    return str(name) in found and mentions(found[str(name)], type(None))
+
+
 def admits_text(function: Any, name: Any) -> bool:
     """Whether the annotation of an argument leaves room for a string; one that says nothing checkable does."""
     signature, found = signature_of(function)

@@ -245,3 +245,12 @@ def test_partial_keeps_what_is_given_and_checks_it(snapshot):
     snapshot("partial_unknown_argument", str(error.value))
     with pytest.raises(ConfigError, match="nothing"):
         override(node, {"nothing": 1.0})
+
+
+def test_none_stands_only_where_the_signature_has_it(snapshot):
+    assert lazy(optax.sgd)(0.1, momentum=None).momentum is None
+    with pytest.raises(ConfigError) as error:
+        lazy(optax.adamw)(None)
+    snapshot("none_for_a_float", str(error.value))
+    with pytest.raises(ConfigError, match="wrong kind of value"):
+        override(lazy(optax.adamw)(1e-3), {"learning_rate": None})
