@@ -1,4 +1,4 @@
-"""Every error that equikd raises on purpose, and the one builder of their texts.
+"""The exception types of equikd, and the one builder of their texts.
 
 An error answers five questions, always in this order: *what* is wrong, *where* (config path, key, file and line), what
 was *got*, what was *expected*, and how to *fix* it. `message` lays the answers out on a few lines, leaves out what is

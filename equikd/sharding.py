@@ -22,10 +22,8 @@ def place(batch: Any) -> Any:
         batch: a pytree of host or device arrays, batch axis first.
 
     Returns:
-        The batch; host arrays stay on the host, which jit transfers faster than a call of its own would.
-
-    Raises:
-        EquikdError: there are several processes, which equikd does not support yet.
+        The batch; host arrays stay on the host, which jit transfers faster than a call of its own would. All feeding
+        goes through here, so that a mesh has one door.
 
     Example:
         >>> place({"x": 1})

@@ -4,8 +4,8 @@
     def forward(x: Float[Array, "b d"], w: Float[Array, "d n"]) -> Float[Array, "b n"]: ...
 
 Axis names are bound once a call; a size that disagrees is an error at trace time, so the compiled program pays nothing.
-`float` admits the 0-d float tracer that a config's float is inside a trace. beartype is imported at the first call, not
-before.
+`float` admits the 0-d float tracer that a config's float is inside a trace. beartype is imported at the first call of a
+checked function, or when a class is decorated.
 """
 
 import functools
@@ -40,7 +40,8 @@ def typechecked(function: F) -> F:
         function: a function or method with annotations, or a class whose constructor and methods are checked.
 
     Returns:
-        The same function, checked; unchanged where the environment variable `EQUIKD_TYPECHECK` is `0`.
+        The same function, checked. The environment variable `EQUIKD_TYPECHECK=0` turns checks off; it is read at each
+        call of a function, and when a class is decorated.
 
     Raises:
         jaxtyping.TypeCheckError: at a call, an argument or the result does not fit.

@@ -38,6 +38,14 @@ class Compilations:
 _COMPILATIONS = Compilations()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compilations_are_counted() -> None:
+    """A renamed event would make every `names == []` true: a fresh function must count."""
+    _COMPILATIONS.clear()
+    jax.jit(lambda x: x + 1)(1.0)
+    assert _COMPILATIONS.names, f"{COMPILE_EVENT} is no longer recorded"
+
+
 @pytest.fixture
 def compilations() -> Compilations:
     """Counts backend compilations from here on: `compilations.names`, `compilations.clear()`."""

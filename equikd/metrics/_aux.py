@@ -32,7 +32,7 @@ class StepTotals(State):
 class EvalWeights(State):
     """The losses' weights at the step of an eval; the total is the sum of weight x mean over all rows."""
 
-    weights: dict[str, Float[Array, ""]] = max_field()
+    weights: dict[str, Float[Array, ""]] = max_field()  # the same for all batches: only the identity, -inf, matters
 
     def weighted(self, means: dict[str, Any]) -> dict[str, Any]:
         """Weight x mean of each loss."""

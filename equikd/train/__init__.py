@@ -1,12 +1,13 @@
 """Training: the trainer, its step and the pieces of it, the stepper, checkpoints and writers.
 
 `Trainer` describes a run and runs it. `step` is the public door to its step, `Stepper` the fast one; `make_step` is the
-functional core under both, usable alone. `forward`, `loss_and_gradients`, `apply_updates` and `collect` compose the
-default step, and custom ones.
+functional core, usable alone: the trainer's step is built of its parts. `forward`, `loss_and_gradients`,
+`apply_updates` and `collect` compose the default step, and custom ones.
 """
 
 from equikd.metrics import Aux as Aux
 from equikd.train._checkpoint import CheckpointStore as CheckpointStore
+from equikd.train._core import Step as Step
 from equikd.train._core import make_step as make_step
 from equikd.train._progress import Console as Console
 from equikd.train._progress import final_table as final_table

@@ -5,7 +5,7 @@
     state, aux = step(hp, state, batch)
 
 `hp` is any config class of one's own; its floats are traced, so new values compile nothing, and the step vmaps and
-differentiates with respect to them. The trainer's step is this one with a wired loss.
+differentiates with respect to them. The trainer's step is built of the same `value_and_gradients` and `update`.
 """
 
 from collections.abc import Callable

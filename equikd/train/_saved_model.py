@@ -1,4 +1,4 @@
-"""A model in a directory of its own: loaded without the code that built it, and without a template.
+"""A model in a directory of its own: its classes are imported to load it, no constructor is run, no template needed.
 
     digits-model/
       model.json             the structure: classes by name, fields, static values (`_structure.py`)

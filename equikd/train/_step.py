@@ -19,7 +19,7 @@ from equikd.metrics import Aux, StepTotals
 from equikd.model import call, with_hyperparameters
 from equikd.train._core import update, value_and_gradients
 from equikd.train._state import TrainState, split, strong
-from equikd.wiring import Context
+from equikd.wiring import UNSET, Context
 
 
 def default_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
@@ -85,7 +85,19 @@ def losses_of(config: Any, context: Context) -> tuple[jax.Array, Context]:
 
 
 def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
-    """Forward, losses, and the gradient of the total loss with respect to the trainable leaves."""
+    """Forward, losses, and the gradient of the total loss with respect to the trainable leaves.
+
+    Args:
+        config: `trainer.in_step`.
+        state: the train state.
+        batch: a `Batch`, or a bare pytree.
+
+    Returns:
+        A context with all that a step computes before its update: preds, losses, params, grads.
+
+    Raises:
+        WiringError: key paths lead nowhere.
+    """
     batch = as_batch(batch)
     model = with_hyperparameters(config, state.model, state.hyperparameter)
 
@@ -100,7 +112,16 @@ def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
 
 
 def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[TrainState, Context]:
-    """The state after one optimizer update by `context.grads`; the context gains updates and opt_state."""
+    """The state after one optimizer update.
+
+    Args:
+        config: `trainer.in_step`; its optimizer is used.
+        state: the train state before the update.
+        context: needs `grads`, `params` and `model`; optimizers that look at the loss get it, where it is there.
+
+    Returns:
+        The new state, and the context with updates and opt_state.
+    """
     optimizer = resolve(config.optimizer, root=config, path="optimizer")
     _, rest = split(context.model, state.trainable)
     new, updates, opt_state = update(
@@ -109,14 +130,19 @@ def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[Tra
         context.grads,
         context.params,
         rest,
-        value=context.totals.compute(),
+        value=None if context.totals is None else context.totals.compute(),
         model_state=context.model_state,
     )
     return new, context.replace(updates=updates, opt_state=opt_state)
 
 
 def collect(config: Any, context: Context) -> Aux:
-    """The step's loss states, weighted means and metric states."""
+    """The step's loss states, weighted means and metric states.
+
+    Args:
+        config: `trainer.in_step`; its metrics are used.
+        context: what the step has computed; losses are reported where it holds any.
+    """
     metrics = resolve(config.metrics, root=config, path="metrics")
     states = {name: metric.from_context(context) for name, metric in metrics.items()}
-    return Aux(losses=context.losses, total=context.totals, metrics=states)
+    return Aux(losses={} if context.losses is UNSET else context.losses, total=context.totals, metrics=states)

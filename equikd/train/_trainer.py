@@ -27,7 +27,7 @@ from equikd.train._lock import locked
 from equikd.train._loop import Output, Saving, loop, read, run_eval
 from equikd.train._progress import Console
 from equikd.train._resume import begin, changes, restored, results_again, tell, tell_unloadable
-from equikd.train._setup import Setup, abstract_state, part, pipeline, prepare
+from equikd.train._setup import Setup, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
 from equikd.train._writers import Record, Run, TensorBoard, Writers
@@ -207,14 +207,15 @@ class Trainer:
             `split/name` -> value, as in `Result.metrics`.
 
         Raises:
-            ConfigError: there is no eval of that name.
+            EquikdError: there is no eval of that name, or something else is wrong with the experiment.
         """
         unknown = [name for name in names if name not in self.evals]
         if unknown:
             near = [other for name in unknown for other in nearest(name, self.evals, 1)]
             what = f"evaluate: there is no eval {', '.join(map(repr, unknown))}"
             raise ConfigError(message(what, near=near, expected=listing(self.evals) or "none is configured"))
-        chosen = [one for one in prepare(self).evals if not names or one.name in names]
+        live = (state.model, state.model_state) if self.model is None else ()
+        chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
         found = {one.name: read(run_eval(one, state)) for one in chosen}
         return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
 
@@ -261,6 +262,7 @@ class Result:
     """What training gives.
 
     Attributes:
+        trainer: what was trained, whose hyperparameters `predict` uses.
         state: the final train state.
         metrics: newest value of each result, by `split/name`.
         history: all rows of this session, in order: step, split, metrics and seconds of each.
@@ -321,4 +323,4 @@ def step(trainer: Any, state: TrainState, batch: Any) -> Any:
     return run_once(trainer.in_step if isinstance(trainer, Trainer) else trainer, state, batch)
 
 
-__all__ = ["Checkpoints", "Result", "Trainer", "abstract_state", "predict", "step"]
+__all__ = ["Checkpoints", "Result", "Trainer", "predict", "step"]

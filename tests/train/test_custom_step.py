@@ -6,11 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import equikd as ek
 from equikd.errors import EquikdError
-from tests.train._small import BatchNormed, Dropping, arrays, assert_same, differs, evaluated, leaves, quick
+from tests.train._small import BatchNormed, Dropping, arrays, assert_same, differs, evaluated, leaves, quick, small
 
 
 @ek.config.config
@@ -217,3 +218,22 @@ def test_the_forward_pass_alone() -> None:
     context = ek.train.loss_and_gradients(trainer.in_step, state, data)
     np.testing.assert_allclose(context.preds, training.preds, rtol=1e-5, atol=1e-6)
     assert jax.tree.structure(context.grads) == jax.tree.structure(state.params())
+
+
+def with_own_gradients(config, state, batch):
+    """Gradients of a loss that no config names; only the optimizer and the metrics are the trainer's."""
+    context = ek.train.forward(config, state, batch)
+    params = state.params()
+    grads = jax.tree.map(jnp.ones_like, params)
+    state, context = ek.train.apply_updates(config, state, context.replace(params=params, grads=grads))
+    return state, ek.train.collect(config, context)
+
+
+def test_the_pieces_work_with_gradients_of_ones_own():
+    trainer = small(losses={}, step=with_own_gradients, optimizer=ek.lazy(optax.sgd)(0.1), num_steps=1)
+    before, result = trainer.init(), trainer.train()
+    assert set(result.metrics) == {"train/accuracy"}
+    moved = jax.tree.map(
+        lambda old, new: np.allclose(old - 0.1, new, atol=1e-6), before.params(), result.state.params()
+    )
+    assert all(jax.tree.leaves(moved))

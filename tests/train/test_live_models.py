@@ -11,6 +11,7 @@ import pytest
 
 import equikd as ek
 from equikd.errors import ConfigError
+from tests.train import _small
 from tests.train._small import (
     WIDTH,
     BatchNormed,
@@ -353,3 +354,11 @@ def test_one_array_at_two_paths_is_an_error_with_both() -> None:
     model = eqx.tree_at(lambda m: m.layers, eqx.nn.MLP(6, 6, 6, 1, key=KEY), tied)
     with pytest.raises(ConfigError, match=r"layers\[0\]\.weight and at layers\[1\]\.weight"):
         ek.override(quick(), {"model": None}).init(model=model)
+
+
+def test_evals_of_a_state_whose_model_has_no_description():
+    trainer = _small.small(evals=_small.evaluated(), num_steps=2)
+    live = trainer.init().model
+    undescribed = ek.override(trainer, {"model": None})
+    result = undescribed.train(model=live)
+    assert undescribed.evaluate(result.state) == {k: v for k, v in result.metrics.items() if k.startswith("test/")}
