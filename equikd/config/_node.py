@@ -228,6 +228,11 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
         if signature is None
         else _bind(function, signature, args, kwargs, where)
     )
+    return Node(function, _checked(function, named, where), where)
+
+
+def _checked(function: Any, named: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """Arguments as a node holds them; those that are no plain data, or of the wrong kind, are refused all at once."""
     errors, values = [], {}
     for key, value in named.items():
         try:
@@ -236,7 +241,7 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
             errors.append(f"{error}\n  written:  {where}")
     if errors:
         raise ConfigError(report(f"{len(errors)} arguments are wrong", errors))
-    return Node(function, values, where)
+    return values
 
 
 def build_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Node:
@@ -251,14 +256,7 @@ def build_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if signature is not None:
         named = _bind(function, signature, args, kwargs, where, partial=True)
         names = [name if name in named else at for at, name in zip(names, signature.parameters, strict=False)]
-    values, errors = {}, []
-    for key, value in named.items():
-        try:
-            values[key] = _argument(function, key, value, _place(function, key))
-        except ConfigError as error:
-            errors.append(f"{error}\n  written:  {where}")
-    if errors:
-        raise ConfigError(report(f"{len(errors)} arguments are wrong", errors))
+    values = _checked(function, named, where)
     positional = [values.pop(name) for name in names]  # they stay positional, as the call that is still to come sees it
     return build(functools.partial, (function, *positional), values, where)
 
