@@ -47,6 +47,7 @@ def field(
     Args:
         static: a float that is part of the program: changing it recompiles.
         dynamic: on an int, an int32 leaf: changing it never recompiles; on `float | None`, a leaf where it is a value.
+            `jax.grad` refuses int leaves: differentiate such a config with `eqx.filter_grad`, which leaves them out.
         opaque: held by identity on the host, never in a compiled function (the arrays of a dataset).
         unsigned: with `dynamic` on an int, uint32 (a seed).
         **kw: `default`, `default_factory`, `kw_only`, ... as in `dataclasses.field`.
@@ -80,8 +81,8 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
         The same class, now a frozen dataclass.
 
     Raises:
-        ConfigError: at once where the class defines `__post_init__` (write `validate`); at construction where a value
-            does not fit its annotation, naming `Class.field`.
+        ConfigError: at once where the class defines `__post_init__` (write `validate`), or a field whose name a config
+            class needs itself; at construction where a value does not fit its annotation, naming `Class.field`.
 
     Example:
         >>> @config
@@ -102,6 +103,10 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
                 fix="write validate(self), which is run on the host over the whole tree",
             )
         )
+    taken = sorted(_OWN_NAMES & inspect.get_annotations(cls).keys())
+    if taken:
+        what = f"{cls.__qualname__}.{taken[0]}: a config class has this name itself"
+        raise ConfigError(message(what, got=f"fields {listing(taken)}", fix="give the field another name"))
     frame = sys._getframe(1)
     cls.__post_init__ = _post_init
     if "__repr__" not in cls.__dict__:
@@ -116,6 +121,9 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
         setattr(cls, name, method)
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten)
     return cls
+
+
+_OWN_NAMES = {"_flat", "_hash", "validate", "tree_items", "tree_replace"}
 
 
 class _Class:
@@ -330,7 +338,7 @@ def comparison_key(value: Any) -> Any:
         return ("array", array.shape, array.dtype.name, array.tobytes())
     if type(value) is tuple:
         return (tuple, tuple(map(comparison_key, value)))
-    if type(value) is dict:
+    if isinstance(value, dict):
         return (dict, tuple(sorted((key, comparison_key(part)) for key, part in value.items())))
     if is_part(value):
         return value

@@ -229,7 +229,9 @@ def _same_kind(before: Any, after: Any) -> bool:
     """Whether two values are to be compared part by part."""
     if is_node(before) and is_node(after):
         return comparison_key(parts(before)[0]) == comparison_key(parts(after)[0])
-    return type(before) is type(after) and (is_config(before) or type(before) in (dict, tuple)) and bool(items(before))
+    return (
+        type(before) is type(after) and (is_config(before) or isinstance(before, dict | tuple)) and bool(items(before))
+    )
 
 
 def with_defaults(cfg: T) -> T:

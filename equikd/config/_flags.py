@@ -2,20 +2,30 @@
 
 The text of a flag is read as what stands at its path is. Where a string stands it stays a string, even `1` or `none`;
 for a float `1` is 1.0, for an int `1e5` is 100000, for a tuple `0.9,0.99` is a tuple, for a function `jax.nn.gelu` is
-that function. Where nothing tells, it is a Python literal if it is one. The edit itself, and with it every check of
-paths and kinds, is `override`.
+that function. For an argument that is not written yet its default and its annotation tell. Where nothing tells, it is
+a Python literal if it is one. The edit itself, and with it every check of paths and kinds, is `override`.
 """
 
 import ast
+import collections.abc
 import enum
+import functools
+import inspect
 import pathlib
+import re
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from equikd.config._dataclass import hints
 from equikd.config._edit import override
 from equikd.config._names import import_object
-from equikd.errors import ConfigError, report
-from equikd.tree import PathError, get, is_glob, matches, walk
+from equikd.config._node import parts
+from equikd.config._signatures import mentions, named_parameters, signature_of
+from equikd.config._values import is_config, is_node
+from equikd.errors import ConfigError, message, report
+from equikd.tree import PathError, get, is_glob, matches, parse, walk
 
 T = TypeVar("T")
 
@@ -53,7 +63,10 @@ def edited(cfg: T, changes: Mapping[str, str]) -> T:
 
 def _edit(cfg: T, path: str, text: str) -> T:
     """The edit with the first reading of the text that fits; its annotations decide."""
-    first, *others = readings(text, _standing(cfg, path))
+    try:
+        first, *others = readings(text, *_guide(cfg, path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     try:
         return override(cfg, {path: first})
     except ConfigError:
@@ -65,22 +78,51 @@ def _edit(cfg: T, path: str, text: str) -> T:
         raise
 
 
-def _standing(cfg: Any, path: str) -> Any:
-    """What stands at a path (at the first match of a pattern), or None."""
+def _guide(cfg: Any, path: str) -> tuple[Any, Any]:
+    """What stands at a path (at the first match of a pattern), or would by default, and its annotation; or None."""
     try:
         if is_glob(path):
-            return next((value for at, value in walk(cfg) if at and matches(path, at)), None)
-        return get(cfg, path)
-    except PathError:  # an argument that is not written yet; or a wrong path, of which `override` will tell
-        return None
+            keys = next((at for at, _ in walk(cfg) if at and matches(path, at)), ())
+        else:
+            keys = parse(path)
+        if not keys:
+            return None, None
+        default, annotation = _declared(get(cfg, keys[:-1]), keys[-1])
+    except PathError:  # a wrong path, of which `override` will tell
+        return None, None
+    try:
+        return get(cfg, keys), annotation
+    except PathError:  # an argument that is not written yet
+        return default, annotation
 
 
-def readings(text: str, standing: Any = None) -> list[Any]:
+def _declared(parent: Any, key: Any) -> tuple[Any, Any]:
+    """Default and annotation of a field of a config or of an argument of a node."""
+    if is_config(parent):
+        return None, hints(type(parent)).get(key)
+    function, arguments, _ = parts(parent) if is_node(parent) else (None, {}, "")
+    if function is functools.partial:
+        function = arguments.get(0)
+    if function is None or is_node(function):
+        return None, None
+    parameter, annotation = named_parameters(function).get(key), signature_of(function)[1].get(str(key))
+    default = None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+    if isinstance(default, str) and any(mentions(annotation, kind) for kind in (bool, int, float)):
+        return None, annotation  # such as "auto" of an `int | str`
+    return default, annotation
+
+
+def readings(text: str, standing: Any = None, annotation: Any = None) -> list[Any]:
     """What a text may mean where a value stands, the likeliest first.
 
     Args:
         text: as the user wrote it.
         standing: the value that it is to replace; None where that says nothing.
+        annotation: of the field or argument, which decides where no value does.
+
+    Raises:
+        ConfigError: it is to be a function, and there is none of that name; or it is the name of a function, and
+            neither value nor annotation says whether a function or a text is wanted.
 
     Example:
         >>> readings("1", 0.5), readings("none", "a"), readings("a,b", ("c",)), readings("none", 3)[0]
@@ -93,6 +135,8 @@ def readings(text: str, standing: Any = None) -> list[Any]:
         return [literal, text] if isinstance(literal, tuple) else [text]
     if literal is None:
         return [None, text]
+    if standing is None:
+        return _by_annotation(text, literal, annotation)
     if isinstance(standing, bool):
         return [BOOLS.get(text.lower(), literal)]
     if isinstance(standing, float) or (isinstance(standing, int) and isinstance(literal, float)):
@@ -102,8 +146,63 @@ def readings(text: str, standing: Any = None) -> list[Any]:
     if isinstance(standing, pathlib.PurePath):
         return [type(standing)(text)]
     if callable(standing) and hasattr(standing, "__name__"):
-        return [import_object(text if ":" in text else ":".join(text.rsplit(".", 1)))]
+        return [literal if isinstance(literal, int | float) and asks_number(annotation) else named(text)]
     return [literal, text]
+
+
+def _by_annotation(text: str, literal: Any, annotation: Any) -> list[Any]:
+    """The readings where no value stands: by the one plain kind that the annotation names, or a function."""
+    kinds = [kind for kind in (str, bool, int, float) if mentions(annotation, kind)]
+    if isinstance(literal, str) and asks_callable(annotation):
+        try:
+            return [named(text)]
+        except ConfigError:
+            if str not in kinds:
+                raise
+    if kinds == [str]:
+        return [literal, text] if isinstance(literal, tuple) else [text]
+    if len(kinds) == 1 and not isinstance(literal, tuple):
+        return [*readings(text, kinds[0]()), text]
+    if literal == text and str not in kinds and _is_function(text):
+        raise ConfigError(
+            message(
+                "nothing says whether a function or a text is wanted",
+                got=repr(text),
+                fix="write some function there in the config first, or annotate the argument as Callable",
+            )
+        )
+    return [literal, text]
+
+
+def named(text: str) -> Any:
+    """The object of a name, `jax.nn:gelu` or `jax.nn.gelu`."""
+    return import_object(text if ":" in text else ":".join(text.rsplit(".", 1)))
+
+
+def _is_function(text: str) -> bool:
+    """Whether a text is the name of something callable, as `module:name`."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
+        return False
+    try:
+        return callable(import_object(text))
+    except ConfigError:
+        return False
+
+
+def asks_callable(annotation: Any) -> bool:
+    """Whether an annotation is a callable, or a union with one."""
+    origin = typing.get_origin(annotation) or annotation
+    if origin in (typing.Union, types.UnionType):
+        return any(map(asks_callable, typing.get_args(annotation)))
+    if origin is typing.Annotated:
+        return asks_callable(typing.get_args(annotation)[0])
+    protocol = isinstance(origin, type) and getattr(origin, "_is_protocol", False)
+    return origin is collections.abc.Callable or (protocol and "__call__" in vars(origin))
+
+
+def asks_number(annotation: Any) -> bool:
+    """Whether an annotation is a number, or a union with one: a schedule may be a number too."""
+    return mentions(annotation, float) or mentions(annotation, int)
 
 
 def _number(text: str, kind: type, otherwise: Any) -> Any:
@@ -138,4 +237,4 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-__all__ = ["BOOLS", "edited", "readings"]
+__all__ = ["BOOLS", "asks_callable", "edited", "named", "readings"]

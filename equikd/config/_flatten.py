@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from equikd.config._roles import Plan, choose
-from equikd.config._values import Identity, Static, float_dtype, is_part
+from equikd.config._values import FrozenDict, Identity, Static, as_leaf, is_part
 
 
 class Aux:
@@ -62,7 +62,7 @@ def to_child(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:
     if is_part(value):
         return value
     if kind in ("float", "argument") and type(value) is float:
-        return wrap(np.asarray(value, float_dtype()))
+        return wrap(as_leaf(value))
     if kind == "integer":
         return wrap(np.asarray(value, np.uint32 if plan.unsigned else np.int32)) if type(value) is int else value
     if kind == "static":
@@ -75,7 +75,7 @@ def to_child(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:
     if kind in ("tuple", "sequence") and type(value) is tuple:
         members = plan.members * len(value) if kind == "sequence" else plan.members
         return tuple(to_child(m, part, wrap) for m, part in zip(members, value, strict=True))
-    if kind == "dict" and type(value) is dict:
+    if kind == "dict" and isinstance(value, dict):
         return {key: to_child(plan.members[0], part, wrap) for key, part in value.items()}
     if kind in ("any", "argument"):
         return _to_child_by_value(plan, value, wrap)
@@ -86,7 +86,7 @@ def _to_child_by_value(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]
     if plan.kind == "argument" or any(is_part(part) for _, part in _contained(value)):
         if type(value) is tuple:
             return tuple(to_child(plan, part, wrap) for part in value)
-        if type(value) is dict:
+        if isinstance(value, dict):
             return {key: to_child(plan, part, wrap) for key, part in value.items()}
     if isinstance(value, jax.Array | np.ndarray):
         return value
@@ -97,7 +97,7 @@ def _to_child_by_value(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]
 
 
 def _contained(value: Any) -> Iterator[tuple[Any, Any]]:
-    parts = value.items() if type(value) is dict else enumerate(value) if type(value) is tuple else ()
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if type(value) is tuple else ()
     for key, part in parts:
         yield key, part
         yield from _contained(part)
@@ -109,6 +109,6 @@ def from_child(child: Any) -> Any:
         return child.value
     if type(child) is tuple:
         return tuple(map(from_child, child))
-    if type(child) is dict:
-        return {key: from_child(part) for key, part in child.items()}
+    if isinstance(child, dict):
+        return FrozenDict((key, from_child(part)) for key, part in child.items())
     return child

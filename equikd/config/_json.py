@@ -59,12 +59,14 @@ def to_json(cfg: Any, *, indent: int | None = None, unloadable: bool = False) ->
         '{"__format__": 1, "__qualname__": "optax:sgd", "learning_rate": 0.1}'
     """
     writer = _Writer()
-    plain = writer.write(cfg, ())
+    try:
+        plain = writer.write(cfg, ())
+        text = json.dumps({"__format__": FORMAT, **plain} if isinstance(plain, dict) else plain, indent=indent)
+    except RecursionError:
+        raise ConfigError(message("the config is nested too deeply to be written")) from None
     if writer.errors and not unloadable:
         raise ConfigError(report(f"{len(writer.errors)} parts of the config cannot be written", writer.errors))
-    if isinstance(plain, dict):
-        plain = {"__format__": FORMAT, **plain}
-    return json.dumps(plain, allow_nan=False, indent=indent)
+    return text
 
 
 class _Writer:
@@ -80,7 +82,7 @@ class _Writer:
             return value if math.isfinite(value) else {"__float__": repr(float(value))}
         if type(value) is tuple:
             return [self.write(part, (*at, index)) for index, part in enumerate(value)]
-        if type(value) is dict:
+        if isinstance(value, dict):
             return self._dict(value, at)
         if is_node(value):
             return self._node(value, at)  # pyright: ignore[reportArgumentType]  # is_node says so
@@ -89,6 +91,9 @@ class _Writer:
         return self._marked(value, at)
 
     def _dict(self, value: dict[str, Any], at: Path) -> Any:
+        if odd := [key for key in value if not isinstance(key, str)]:
+            self.errors.append(message(f"{join(at) or 'the config'}: dict keys are strings", got=repr(odd[0])))
+            return None
         written = {key: self.write(part, (*at, key)) for key, part in value.items()}
         return {"__dict__": list(map(list, written.items()))} if any(k.startswith("__") for k in value) else written
 
@@ -187,7 +192,7 @@ def from_json(text: str, *, allow: Iterable[str] | None = None) -> Any:
         got = f"{type(text).__name__} {shortened(text)}"
         raise ConfigError(message("from_json takes a text", got=got, expected="str"))
     try:
-        plain = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        plain = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ConfigError(message("the text is not JSON", got=str(error))) from None
     if isinstance(plain, dict):
@@ -219,6 +224,12 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f'{name} is not JSON; write {{"__float__": "{name.lower().replace("infinity", "inf")}"}}')
 
 
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f'{digits} is beyond every float; write {{"__float__": "inf"}}')
+    return number
+
+
 class _Reader:
     """Values from their plain forms."""
 
@@ -233,12 +244,16 @@ class _Reader:
             return plain
         if "__qualname__" in plain:
             return self._call(plain, at)
-        for mark, read in _MARKS.items():
-            if mark in plain:
-                return self._marked(mark, read, plain, at)
         marks = [key for key in plain if key.startswith("__")]
-        if marks:
+        known = [mark for mark in marks if mark in _MARKS]
+        if marks and not known:
             raise ConfigError(message(f"{join(at) or 'the config'}: unknown mark", got=repr(marks[0])))
+        if known:
+            others = [key for key in plain if key != known[0]]
+            if known[0] != "__dataclass__" and others and (known[0], others) != ("__path__", ["pure"]):
+                what = f"{join(at) or 'the config'}: {known[0]} stands alone"
+                raise ConfigError(message(what, got=f"beside it: {listing(others)}"))
+            return self._marked(known[0], _MARKS[known[0]], plain, at)
         return {key: self.read(part, (*at, key)) for key, part in plain.items()}
 
     def _marked(self, mark: str, read: Callable[..., Any], plain: dict[str, Any], at: Path) -> Any:
@@ -352,12 +367,12 @@ _MARKS: dict[str, Callable[..., Any]] = {
     "__complex__": lambda reader, value, plain, at: complex(*[reader.read(part, at) for part in value]),
     "__bytes__": lambda reader, value, plain, at: base64.b64decode(value, validate=True),
     "__path__": lambda reader, value, plain, at: _PATHS[plain.get("pure", "Path")](value),
-    "__ellipsis__": lambda reader, value, plain, at: Ellipsis,
+    "__ellipsis__": lambda reader, value, plain, at: {True: Ellipsis}[value],
     "__ref__": lambda reader, value, plain, at: ref(value),
     "__pin__": lambda reader, value, plain, at: pin(reader.read(value, at)),
     "__name__": lambda reader, value, plain, at: reader.name(value, at),
     "__unloadable__": lambda reader, value, plain, at: reader.name(plain, at),
-    "__dict__": lambda reader, value, plain, at: {key: reader.read(part, (*at, key)) for key, part in value},
+    "__dict__": lambda reader, value, plain, at: _once([(key, reader.read(part, (*at, key))) for key, part in value]),
     "__dataclass__": _read_dataclass,
     "__opaque__": _read_opaque,
 }

@@ -133,7 +133,7 @@ def spell(value: Any) -> str:
         return f"[{', '.join(map(spell, value))}]" if len(value) <= _MOST_ITEMS else _long_list(value)
     if type(value) is tuple:
         return f"({', '.join(map(spell, value))}{',' if len(value) == 1 else ''})"
-    if type(value) is dict:
+    if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {spell(part)}" for key, part in value.items()) + "}"
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
@@ -177,8 +177,8 @@ def portable(value: Any) -> Any:
     """
     if type(value) is tuple:
         return tuple(map(portable, value))
-    if type(value) is dict:
-        return {key: portable(part) for key, part in value.items()}
+    if isinstance(value, dict):
+        return type(value)((key, portable(part)) for key, part in value.items())
     if callable(value) and not getattr(type(value), "tree_items", None):
         try:
             return _ByName(public_name(value), value)
@@ -191,8 +191,8 @@ def from_portable(value: Any) -> Any:
     """The value that `portable` has wrapped."""
     if type(value) is tuple:
         return tuple(map(from_portable, value))
-    if type(value) is dict:
-        return {key: from_portable(part) for key, part in value.items()}
+    if isinstance(value, dict):
+        return type(value)((key, from_portable(part)) for key, part in value.items())
     return value.value if type(value) is _ByName else value
 
 

@@ -74,7 +74,7 @@ class Resolver:
             return self._config(value, at)
         if type(value) is tuple:
             return tuple(self.build(part, (*at, index)) for index, part in enumerate(value))
-        if type(value) is dict:
+        if isinstance(value, dict):
             return {key: self.build(part, (*at, key)) for key, part in value.items()}
         if type(value) is Ref:
             return self._refer(value, at)
@@ -166,12 +166,14 @@ def target_of(root: Any, path: str) -> tuple[Any, Path]:
     Raises:
         ConfigError: the path leads nowhere.
     """
+    value, where, keys = root, (), parse(path)
     outside = getattr(root, "referred", None) if is_config(root) else None
-    if isinstance(outside, dict) and path in outside:
-        return outside[path], ("referred", path)
-    value, where = root, ()
+    for held in outside or ():
+        if keys[: len(parse(held))] == parse(held):
+            value, where, keys = outside[held], ("referred", held), keys[len(parse(held)) :]  # pyright: ignore[reportOptionalSubscript]
+            break
     try:
-        for written in parse(path):
+        for written in keys:
             key = find(value, written, where)  # one spelling of each place, so that what stands there is built once
             value, where = items(value)[key], (*where, key)
     except PathError as error:

@@ -27,7 +27,7 @@ import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config._names import shortened
-from equikd.config._values import check_plain, exact_float, is_config, is_part, number
+from equikd.config._values import FrozenDict, check_plain, exact_float, is_config, is_part, number
 from equikd.errors import ConfigError, message
 
 Kind = Literal["float", "integer", "static", "opaque", "tuple", "sequence", "dict", "union", "any", "argument"]
@@ -252,8 +252,8 @@ def _numbers(value: Any) -> Any:
     """The value with all numpy scalars in it, in tuples and dicts too, as Python numbers."""
     if type(value) is tuple:
         return tuple(map(_numbers, value))
-    if type(value) is dict:
-        return {key: _numbers(part) for key, part in value.items()}
+    if isinstance(value, dict):
+        return FrozenDict((key, _numbers(part)) for key, part in value.items())
     return number(value)
 
 
@@ -291,7 +291,7 @@ def check_plain_deep(value: Any, path: str) -> None:
     if type(value) is tuple:
         for index, part in enumerate(value):
             check_plain_deep(part, f"{path}[{index}]")
-    elif type(value) is dict:
+    elif isinstance(value, dict):
         for key, part in value.items():
             check_plain_deep(part, f"{path}[{key!r}]")
     else:
@@ -315,14 +315,14 @@ def _normalise_dict(plan: Plan, value: Any, path: str) -> Any:
     for key in value:
         if not isinstance(key, str):
             raise ConfigError(message(f"{path}: dict keys are strings", got=repr(key), expected="str"))
-    return {key: normalise(plan.members[0], part, f"{path}[{key!r}]") for key, part in value.items()}
+    return FrozenDict((key, normalise(plan.members[0], part, f"{path}[{key!r}]")) for key, part in value.items())
 
 
 def _normalise_union(plan: Plan, value: Any, path: str) -> Any:
     member = choose(plan, value)
     if member is not None:
         return normalise(member, value, path)
-    if type(value) is dict or (type(value) is list and choose(plan, tuple(value)) is None):
+    if isinstance(value, dict) or (type(value) is list and choose(plan, tuple(value)) is None):
         raise _unfit(plan, value, path)
     check_plain_deep(value, path)
     if type(value) is int and any(m.kind == "float" for m in plan.members):
@@ -338,7 +338,7 @@ def choose(plan: Plan, value: Any) -> Plan | None:
             "static": not is_array(value) and fits(member.annotation, value),
             "tuple": type(value) is tuple,
             "sequence": type(value) is tuple,
-            "dict": type(value) is dict,
+            "dict": isinstance(value, dict),
             "any": not is_array(value) and (_is_instance(value, member.annotation) or is_config(value)),
         }.get(member.kind, False)
         if exact:

@@ -140,8 +140,8 @@ def host(cfg: T) -> T:
             return value.map(rebuild)
         if type(value) is tuple:
             return tuple(map(rebuild, value))
-        if type(value) is dict:
-            return {key: rebuild(part) for key, part in value.items()}
+        if isinstance(value, dict):
+            return type(value)((key, rebuild(part)) for key, part in value.items())
         return to_python(value)
 
     return rebuild(cfg)

@@ -20,6 +20,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.tree_util import DictKey
 
 from equikd.config._names import array_spec, display_name, shortened
 from equikd.errors import ConfigError, message
@@ -42,8 +43,8 @@ def typed_key(value: Any) -> Any:
         return (kind, typed_key(value.real), typed_key(value.imag))
     if kind is tuple:
         return (kind, tuple(map(typed_key, value)))
-    if kind is dict:
-        return (kind, tuple(sorted((key, typed_key(part)) for key, part in value.items())))
+    if isinstance(value, dict):
+        return (dict, tuple(sorted((key, typed_key(part)) for key, part in value.items())))
     if isinstance(value, enum.Enum):
         return (kind, value.name)
     hash(value)
@@ -130,6 +131,29 @@ for _leafless in (Pin, Ref):
     jax.tree_util.register_pytree_node(_leafless, lambda value: ((), value), lambda value, _: value)
 
 
+class FrozenDict(dict[str, Any]):
+    """A dict in a config: a dict in all respects, except that it cannot be changed in place."""
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        fix = "make a changed copy of the config: ek.override(cfg, {'path': value}), or dataclasses.replace(cfg, ...)"
+        raise ConfigError(message("a dict in a config cannot be changed in place", got=shortened(self), fix=fix))
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> Any:
+        return FrozenDict, (dict(self),)
+
+
+jax.tree_util.register_pytree_with_keys(
+    FrozenDict,  # as JAX does with dicts: by sorted keys
+    lambda named: (tuple((DictKey(key), named[key]) for key in sorted(named)), tuple(sorted(named))),
+    lambda keys, children: FrozenDict(zip(keys, children, strict=True)),
+)
+
+
 def is_config(value: object) -> bool:
     """Whether a value is an instance of a config class."""
     return "__equikd_config__" in type(value).__dict__
@@ -179,6 +203,18 @@ def exact_float(value: int | float, path: str) -> float:
             )
         )
     return as_float
+
+
+def as_leaf(value: float) -> np.ndarray:
+    """A float as the array that goes to the device.
+
+    Raises:
+        ConfigError: it was written under x64, and the leaf dtype of now cannot hold it.
+    """
+    dtype = float_dtype()
+    if dtype.itemsize < 8 and value and not 1e-37 < abs(value) < 1e7:  # the rest surely fits
+        exact_float(value, "a float of the config")
+    return np.asarray(value, dtype)
 
 
 def number(value: Any) -> Any:

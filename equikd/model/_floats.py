@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from equikd.config._resolve import references
+from equikd.config._resolve import references, target_of
 from equikd.errors import listing, message
 from equikd.tree import get, join, named_leaves, parse
 
@@ -48,7 +48,7 @@ def reached(config: Any) -> dict[str, Any]:
         if name not in fields:
             fields[name] = getattr(config, name)
             paths = [reference.path for _, reference in references(fields[name])]
-            pending += ["referred" if path in config.referred else str(parse(path)[0]) for path in paths]
+            pending += [str(target_of(config, path)[1][0]) for path in paths]
     return fields
 
 

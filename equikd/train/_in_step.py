@@ -21,7 +21,7 @@ from equikd.losses import Loss
 from equikd.metrics import Metric
 from equikd.model import static_floats
 from equikd.model._floats import spelled
-from equikd.tree import get, join, matches, named_leaves, parse, update
+from equikd.tree import Path, get, join, matches, named_leaves, parse, update
 
 
 @config
@@ -71,7 +71,7 @@ def _enclosed(part: InStep, trainer: Any, own: frozenset[str]) -> InStep:
     pending = references(part)
     while pending:
         at, reference = pending.pop()
-        if parse(reference.path)[0] in own:
+        if parse(reference.path)[0] in own or (at[0] == "referred" and at[1] not in part.referred):
             continue
         try:
             path, value = _followed(trainer, reference)
@@ -84,24 +84,31 @@ def _enclosed(part: InStep, trainer: Any, own: frozenset[str]) -> InStep:
             continue
         if path != reference.path:  # a reference to a reference: all readers of one value name one path
             part = update(part, at, lambda _, path=path: Ref(path))
-        if not inside and path not in part.referred:
-            part = dataclasses.replace(part, referred={**part.referred, path: value})
+        if not inside and not any(_below(path, held) for held in part.referred):
+            outer = {held: kept for held, kept in part.referred.items() if not _below(held, path)}
+            part = dataclasses.replace(part, referred={**outer, path: value})  # what stands in another enters with it
             pending += references(value, ("referred", path))
     if errors:
         raise ConfigError(report(f"{len(errors)} references lead nowhere", errors))
     return part
 
 
+def _below(path: str, other: str) -> bool:
+    """Whether a path is another one, or leads into what stands there."""
+    return parse(path)[: len(parse(other))] == parse(other)
+
+
 def _followed(trainer: Any, reference: Ref) -> tuple[str, Any]:
     """Path and value at the end of a chain of references."""
     passed: list[str] = []
     value: Any = reference
+    where: Path = ()
     while isinstance(value, Ref):
         if value.path in passed:
             raise ConfigError(message(f"{reference!r} leads back to itself", got=" -> ".join([*passed, value.path])))
         passed.append(value.path)
-        value = target_of(trainer, value.path)[0]
-    return passed[-1], value
+        value, where = target_of(trainer, value.path)
+    return join(where), value
 
 
 def float_paths(part: Any) -> dict[str, str]:

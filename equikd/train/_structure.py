@@ -28,7 +28,7 @@ from equikd.config._dataclass import fields_of, raw
 from equikd.config._names import import_object, public_name
 from equikd.config._node import Node, parts
 from equikd.config._validate import host
-from equikd.config._values import is_config, is_node
+from equikd.config._values import FrozenDict, is_config, is_node
 from equikd.errors import ConfigError
 from equikd.train._leaves import is_array
 from equikd.tree import Path, join
@@ -132,8 +132,14 @@ def _write_float(writer: Writer, value: float, at: Path) -> Any:
 
 
 def _write_dict(writer: Writer, value: dict[Any, Any], at: Path) -> Any:
-    mark = "dict" if type(value) is dict else "ordered"
-    return {mark: [[writer.write(key, at), writer.write(part, (*at, _step(key)))] for key, part in value.items()]}
+    return {
+        _DICTS[type(value)]: [
+            [writer.write(key, at), writer.write(part, (*at, _step(key)))] for key, part in value.items()
+        ]
+    }
+
+
+_DICTS = {dict: "dict", collections.OrderedDict: "ordered", FrozenDict: "frozen"}
 
 
 def _step(key: Any) -> str | int:
@@ -229,7 +235,7 @@ _WRITERS: tuple[tuple[Callable[[Any], bool], Callable[[Writer, Any, Path], Any]]
     (lambda value: type(value) is list, lambda w, v, at: w.items(v, at)),
     (lambda value: type(value) is tuple, lambda w, v, at: {"tuple": w.items(v, at)}),
     (lambda value: type(value) in (set, frozenset), _write_set),
-    (lambda value: type(value) in (dict, collections.OrderedDict), _write_dict),
+    (lambda value: type(value) in _DICTS, _write_dict),
     (lambda value: isinstance(value, tuple) and hasattr(value, "_fields"), _write_named_tuple),
     (lambda value: isinstance(value, enum.Enum), _write_enum),
     (lambda value: isinstance(value, np.dtype), lambda w, v, at: {"dtype": v.name if v.kind == "V" else v.str}),
@@ -371,6 +377,7 @@ _READERS: dict[str, Callable[[Reader, dict[str, Any], Path], Any]] = {
     "namedtuple": _read_named_tuple,
     "node": _read_node,
     "object": lambda reader, plain, at: import_object(plain["object"]),
+    "frozen": lambda reader, plain, at: FrozenDict(_read_dict(reader, plain, at)),
     "ordered": lambda reader, plain, at: collections.OrderedDict(_read_dict(reader, plain, at)),
     "partial": _read_partial,
     "set": lambda reader, plain, at: set(reader.items(plain["set"], at)),

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equikd.config import config, field, lazy, pin, ref, roles
+from equikd.config import config, field, lazy, pin, ref, resolve, roles
 from equikd.errors import ConfigError
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a new process finds what this one does
@@ -381,3 +381,47 @@ def test_wrong_arguments_are_named(snapshot):
             Opt(*args, **kwargs)
         errors.append(str(error.value))
     snapshot("wrong_arguments", "\n".join(errors))
+
+
+def test_names_that_a_config_class_needs_itself_are_refused(snapshot):
+    errors = []
+    for name in ("_flat", "validate", "tree_items"):
+        with pytest.raises(ConfigError) as error:
+            config(type("Taken", (), {"__annotations__": {name: int}}))
+        errors.append(str(error.value))
+    snapshot("taken_names", "\n".join(errors))
+
+
+def test_a_dict_in_a_config_cannot_be_changed_in_place(snapshot):
+    given = {"a": 1.0, "b": 2.0}
+    cfg = Experiment(weights=given)
+    before = jax.tree.structure(cfg)
+    given["a"] = 7.0  # what the caller holds is no part of the config
+    assert cfg.weights == {"a": 1.0, "b": 2.0}
+    changes = [
+        lambda d: d.__setitem__("a", 3.0),
+        lambda d: d.__delitem__("a"),
+        lambda d: d.update(a=3.0),
+        lambda d: d.setdefault("c", 3.0),
+        lambda d: d.pop("a"),
+        lambda d: d.popitem(),
+        lambda d: d.clear(),
+        lambda d: d.__ior__({"a": 3.0}),
+    ]
+    in_trace = []
+    jax.jit(lambda traced: in_trace.append(traced.weights))(cfg)
+    for weights in (cfg.weights, pickle.loads(pickle.dumps(cfg)).weights, copy.deepcopy(cfg).weights, *in_trace):
+        for change in changes:
+            with pytest.raises(ConfigError, match="cannot be changed in place") as error:
+                change(weights)
+    with pytest.raises(ConfigError) as error:
+        cfg.weights["a"] = 3.0
+    snapshot("frozen_dict", str(error.value))
+    assert jax.tree.structure(cfg) == before
+    assert type(cfg.weights | {"c": 1.0}) is dict
+    assert jax.tree.map(lambda x: x * 2, cfg.weights) == {"a": 2.0, "b": 4.0}
+
+
+def test_calls_receive_plain_dicts():
+    node = lazy(lambda table: type(table))({"a": 1.0})
+    assert resolve(node) is dict

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from equikd.config import config, field, flatten, host, lazy, override, pin, ref, resolve
+from equikd.errors import ConfigError
 from equikd.tree import named_leaves
 
 
@@ -309,3 +310,23 @@ def test_opaque_fields_stay_on_the_host():
 def test_jax_names_the_field_that_does_not_fit():
     with pytest.raises(jax.errors.TracerBoolConversionError, match=r"opt\.learning_rate"):
         jax.jit(lambda cfg: 1 if cfg.opt.learning_rate > 0 else 2)(Cfg())
+
+
+def test_what_was_written_under_x64_does_not_become_infinite_without():
+    with jax.enable_x64(True):
+        cfg = Opt(1e300)
+        assert jax.tree.leaves(cfg)[0] == 1e300
+    with pytest.raises(ConfigError, match="becomes inf"):
+        jax.tree.leaves(cfg)
+
+
+def test_gradients_of_a_config_with_int_leaves():
+    @config
+    class Run:
+        rate: float = 0.5
+        seed: int = field(dynamic=True, unsigned=True, default=1)
+
+    with pytest.raises(TypeError, match="real- or complex-valued"):
+        jax.grad(lambda run: run.rate**2)(Run())
+    grads = eqx.filter_grad(lambda run: run.rate**2)(Run())
+    assert (grads.rate, grads.seed) == (1.0, None)

@@ -254,6 +254,12 @@ Infinity
 {"__dict__": 3}
 {"__dict__": [["a"]]}
 {"__complex__": [1, 2, 3]}
+{"__float__": "nan", "x": 1}
+{"__ref__": "a", "__pin__": 1}
+{"__path__": "a", "pure": "Path", "x": 1}
+{"__ellipsis__": false}
+{"__dict__": [["__a", 1], ["__a", 2]]}
+{"a": 1e400}
 {"__qualname__": {"__qualname__": 3}}
 """.splitlines()  # the first one is empty
 MALFORMED += ["[" * 100000, '{"__float__": ' + "9" * 400 + "}"]
@@ -283,6 +289,7 @@ def test_messages_of_wrong_texts(snapshot):
         "argument": '{"optimizer": {"__qualname__": "optax:adamw", "learning_rat": 1}}',
         "field": json.dumps({"opt": {"__qualname__": f"{__name__}:Opt", "rat": 1, "rate": "fast"}}),
         "value": json.dumps({"opt": {"__qualname__": f"{__name__}:Opt", "rate": "fast", "act": 1}}),
+        "beside": '{"a": {"__ref__": "b", "__pin__": 1}}',
         "malformed": '{"a": {"__bytes__": 3}}',
         "unloadable": '{"a": {"__unloadable__": "mod:<lambda>"}}',
     }
@@ -387,3 +394,13 @@ def test_a_constant_is_refused_without_its_value():
     with pytest.raises(ConfigError) as error:
         from_json('{"__name__": "os:environ"}')
     assert "PATH" not in str(error.value)
+
+
+def test_what_json_cannot_hold_is_refused():
+    with pytest.raises(ConfigError, match="dict keys are strings"):
+        to_json({1: 2.0})
+    deep: Any = 1.0
+    for _ in range(5000):
+        deep = (deep,)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        to_json(deep)

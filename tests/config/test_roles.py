@@ -155,7 +155,7 @@ def test_what_is_meant_is_kept(number):
     annotation, given, kept = ACCEPTED[number]
     x = holder(annotation)(given).x
     assert repr(x) == repr(kept)
-    assert type(x) is type(kept)
+    assert isinstance(x, type(kept))
     assert x == kept
     jax.tree.leaves(holder(annotation)(given))
 

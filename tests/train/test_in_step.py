@@ -262,3 +262,21 @@ def test_patterns_of_trace_without_a_match_are_one_report(snapshot: Any) -> None
     with pytest.raises(ConfigError) as error:
         quick(ek.lazy(Dropping)(rate=0.25), trace=patterns).in_step  # noqa: B018
     snapshot("trace_without_match", str(error.value))
+
+
+def test_a_reference_into_what_another_leads_to_is_the_same_leaf(compilations: Any) -> None:
+    def make(first: str, second: str, peak: float = 0.5) -> ek.Trainer:
+        fall = ek.optim.Linear(peak, 0.0, transition_steps=12)
+        losses = {"a": error(ek.ref(first)), "b": error(ek.ref(second))}
+        return quick(losses=losses, shared={"fall": fall})
+
+    for paths in (("shared.fall", "shared.fall.init_value"), ("shared['fall'].init_value", "shared.fall")):
+        trainer = make(*paths)
+        found = [path for path in named_leaves(trainer.in_step) if "init_value" in path]
+        assert len(found) == 1
+        before = trainer.train()
+        compilations.clear()
+        after = ek.override(trainer, {"shared.fall.init_value": 0.25}).train()
+        assert compilations.names == []
+        assert differs(before.state, after.state)
+        assert_same(after.state, make(*paths, peak=0.25).train().state)
