@@ -1,4 +1,4 @@
-"""The README is true: its Python runs, its commands run as printed, its example is the file it claims to be."""
+"""README and help are true: their commands run as printed, the Python runs, the example is the file it claims to be."""
 
 import os
 import re
@@ -20,6 +20,26 @@ def commands() -> list[str]:
     """The `equikd` commands, each once; what installs and what runs all tests is CI's."""
     lines = [part.strip() for block in blocks("bash") for line in block.splitlines() for part in line.split("&&")]
     return [line for line in dict.fromkeys(lines) if line.startswith("equikd ")]
+
+
+def help_commands() -> list[str]:
+    """The commands in the package's docstrings, help and hints how to fix an error, each once; none with a gap in it.
+
+    A word in capitals, and `...`, stand for what the reader has.
+    """
+    shown = r"(?:^\s*\$ ?|`|\"|: )(equikd (?:train|--)[^`\"\n]*)"
+    sources = [path.read_text("utf-8") for path in sorted((ROOT / "equikd").rglob("*.py"))]
+    found = [line.strip() for source in sources for line in re.findall(shown, source, re.MULTILINE)]
+    found = [line for line in found if not re.search(r"\b[A-Z]{3,}\b|\.\.\.|[{}\[\]]", line)]
+    return [line for line in dict.fromkeys(found) if line not in commands()]
+
+
+def own_help() -> list[str]:
+    """The commands that the help names with a gap, filled with the shipped example."""
+    from equikd.cli import USAGE
+
+    named = re.findall(r"`(equikd [^`]*)`", USAGE)
+    return [line.replace("MODULE", "equikd.examples.digits") for line in named]
 
 
 @pytest.fixture
@@ -54,6 +74,31 @@ def test_each_command_runs_as_printed(shell, line):
     done = shell(line)
     assert done.returncode == 0, done.stderr
     assert "test   accuracy" in done.stdout
+
+
+def test_there_are_commands_in_help():
+    assert "equikd --help" in help_commands()
+    assert "equikd train equikd.examples.digits --help" in own_help()
+
+
+@pytest.mark.parametrize("line", [*help_commands(), *own_help()])
+def test_each_command_in_help_runs_as_printed(shell, line):
+    done = shell(line)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(("usage: equikd train", "step"))
+
+
+def test_each_flag_that_help_names_runs_as_printed(shell):
+    from equikd.cli import USAGE
+
+    (edit,) = re.findall(r"--cfg\.[a-z_.]+=[\w.-]+", USAGE)
+    done = shell(f"equikd train equikd.examples.digits {edit} --cfg.num_steps=2 --workdir short")
+    assert done.returncode == 0, done.stderr
+    listed = [line.strip() for line in shell("equikd train equikd.examples.digits --help").stdout.splitlines()]
+    listed = [line for line in listed if line.startswith("--cfg.optimizer.")]
+    assert listed
+    line = f"equikd train equikd.examples.digits {' '.join(listed)} --cfg.num_steps=2 --workdir listed"
+    assert shell(line).returncode == 0
 
 
 def test_the_main_job_prints_what_the_readme_shows(shell):

@@ -63,10 +63,10 @@ def cli(cls: Any, args: Sequence[str] | None = None, *, default: Any = None, **o
     """
     import tyro
 
-    _refuse_taken(cls)
     if default is not None:
         options["default"] = host(default)
     try:
+        _refuse_taken(cls)
         with warnings.catch_warnings():
             # A pin, a reference or a node may stand in any field; tyro then takes the value's type for one more.
             warnings.filterwarnings("ignore", "The field `", UserWarning)

@@ -139,6 +139,8 @@ def readings(text: str, standing: Any = None, annotation: Any = None) -> list[An
         return _by_annotation(text, literal, annotation)
     if isinstance(standing, bool):
         return [BOOLS.get(text.lower(), literal)]
+    if isinstance(standing, float) and literal == text and not text.isidentifier() and asks_callable(annotation):
+        return [named(text)]
     if isinstance(standing, float) or (isinstance(standing, int) and isinstance(literal, float)):
         return [_number(text, type(standing), literal)]
     if isinstance(standing, tuple):
@@ -161,16 +163,13 @@ def _by_annotation(text: str, literal: Any, annotation: Any) -> list[Any]:
                 raise
     if kinds == [str]:
         return [literal, text] if isinstance(literal, tuple) else [text]
+    if literal == text and str not in kinds and _is_function(text):
+        what = "a function does not fit here" if kinds else "nothing says whether a function or a text is wanted"
+        fix = None if kinds else "write some function there in the config first, or annotate the argument as Callable"
+        expected = " or ".join(kind.__name__ for kind in kinds) or None
+        raise ConfigError(message(what, got=repr(text), expected=expected, fix=fix))
     if len(kinds) == 1 and not isinstance(literal, tuple):
         return [*readings(text, kinds[0]()), text]
-    if literal == text and str not in kinds and _is_function(text):
-        raise ConfigError(
-            message(
-                "nothing says whether a function or a text is wanted",
-                got=repr(text),
-                fix="write some function there in the config first, or annotate the argument as Callable",
-            )
-        )
     return [literal, text]
 
 

@@ -68,12 +68,12 @@ class Train:
     default: int = 1
     args: int = 1
     prog: str = "p"
-    type: str = "t"
     activation: Callable[..., Any] = jax.nn.relu
     maybe: Callable[..., Any] | None = None
     schedule: float | Callable[..., Any] = 0.5
     anything: Any = jax.nn.relu
     kind: type = int
+    type: str = "t"  # after its last use as an annotation
     node: Any = lazy(optax.adamw)(1e-3)
     pinned: float = pin(0.5)
     again: float = ref("clip")

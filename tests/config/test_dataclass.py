@@ -423,5 +423,5 @@ def test_a_dict_in_a_config_cannot_be_changed_in_place(snapshot):
 
 
 def test_calls_receive_plain_dicts():
-    node = lazy(lambda table: type(table))({"a": 1.0})
+    node = lazy(type)({"a": 1.0})
     assert resolve(node) is dict

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import optax
 import pytest
@@ -178,6 +179,66 @@ def test_arguments_of_nodes_follow_their_signature():
         edited(node, {"optimizer.learning_rate": "fast"})
     with pytest.raises(ConfigError, match="learning_rate"):
         edited(node, {"optimizer.learning_rat": "1"})
+
+
+def scale(
+    x=None,
+    act: Callable[..., Any] = None,  # noqa: RUF013  # as libraries write it
+    rate: float | Callable[..., Any] = 0.5,
+    name: str | None = None,
+    count: int | None = None,
+    mode: int | str = "auto",
+    either: str | Callable[..., Any] = "same",
+    function=jax.nn.relu,
+):
+    """Arguments that are not written, whose defaults and annotations tell how a text is read."""
+
+
+UNWRITTEN = {
+    "act": ("jax.nn:gelu", jax.nn.gelu),
+    "act ": ("jax.nn.gelu", jax.nn.gelu),
+    "act  ": ("none", None),
+    "rate": ("optax:constant_schedule", optax.constant_schedule),
+    "rate ": ("1", 1.0),
+    "name": ("1", "1"),
+    "name ": ("none", None),
+    "count": ("1e5", 100_000),
+    "mode": ("3", 3),
+    "mode ": ("fast", "fast"),
+    "either": ("jax.nn:gelu", "jax.nn:gelu"),
+    "function": ("jax.nn:gelu", jax.nn.gelu),
+    "x": ("some:words", "some:words"),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_an_unwritten_argument_is_read_by_its_default_and_annotation(name):
+    text, value = UNWRITTEN[name]
+    got = edited(lazy(scale)(), {name.strip(): text})
+    assert typed_key(getattr(got, name.strip())) == typed_key(value)
+
+
+def test_an_unwritten_activation_becomes_the_function():
+    node = {"model": lazy(eqx.nn.MLP)(2, 2, 4, 1)}
+    for path, text in {"model.activation": "jax.nn:gelu", "model.final_activation": "jax.nn.gelu"}.items():
+        assert edited(node, {path: text})["model"][path.removeprefix("model.")] is jax.nn.gelu
+    part = edited({"model": lazy.partial(eqx.nn.MLP)(2, 2, 4, 1)}, {"model.activation": "jax.nn:gelu"})
+    assert part["model"].activation is jax.nn.gelu
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("act", "jax.nn:gelo", "act: 'jax.nn:gelo': jax.nn has no 'gelo'"),
+        ("act", "gelu", "act: 'gelu' is not a name"),
+        ("x", "jax.nn:gelu", "x: nothing says whether a function or a text is wanted"),
+        ("count", "jax.nn:gelu", "count: a function does not fit here"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused(path, text, said):
+    with pytest.raises(ConfigError) as error:
+        edited(lazy(scale)(), {path: text})
+    assert str(error.value).startswith(said)
 
 
 def test_pins_and_references_are_replaced_by_their_kind():
