@@ -28,7 +28,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from equikd._compat import Tracer
-from equikd.config._flatten import Aux, flatten_values, from_child
+from equikd.config._flatten import Aux, alive, flatten_values, from_child, has_float
 from equikd.config._names import from_portable, portable
 from equikd.config._names import spell as spell_value
 from equikd.config._roles import Plan, normalise, spell
@@ -96,13 +96,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     """
     if cls is None:
         return functools.partial(config, kw_only=kw_only)
-    if "__post_init__" in cls.__dict__:
-        raise ConfigError(
-            message(
-                f"{cls.__qualname__}.__post_init__: unflattening does not run it",
-                fix="write validate(self), which is run on the host over the whole tree",
-            )
-        )
+    _refuse_own_methods(cls)
     taken = sorted(_OWN_NAMES & inspect.get_annotations(cls).keys())
     if taken:
         what = f"{cls.__qualname__}.{taken[0]}: a config class has this name itself"
@@ -124,6 +118,23 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
 
 
 _OWN_NAMES = {"_flat", "_hash", "validate", "tree_items", "tree_replace"}
+_OWN_METHODS = {
+    "__post_init__": "unflattening does not call it; write validate(self), which is run on the host over the whole tree",
+    "__init__": "unflattening does not call it; write a class method or function that makes it",
+    "__eq__": "leave it out: two configs are equal if their fields are, by type and value",
+    "__hash__": "leave it out: two configs are equal if their fields are, by type and value",
+}
+
+
+def _refuse_own_methods(cls: type) -> None:
+    """Refuse methods that unflattening passes over, or that a config class makes itself; mixins included."""
+    for base in cls.__mro__[:-1]:
+        for name, fix in _OWN_METHODS.items():
+            own = base.__dict__.get(name)
+            made = "__equikd_config__" in base.__dict__ or (dataclasses.is_dataclass(base) and name != "__post_init__")
+            if own is not None and not made and base is not typing.Generic:
+                what = f"{cls.__qualname__}: {base.__qualname__}.{name} would not be used"
+                raise ConfigError(message(what, fix=fix))
 
 
 class _Class:
@@ -253,6 +264,8 @@ def _explained(construct: Callable[..., None]) -> Callable[..., None]:
             "__equikd_config__" not in type(self).__dict__
         ):  # a subclass without the decorator, whose fields nobody knows
             plans(type(self))
+        for cache in ("_flat", "_hash"):  # who calls it on an instance once more makes another value of it
+            self.__dict__.pop(cache, None)
         try:
             construct(self, *args, **kwargs)
         except TypeError as error:
@@ -293,9 +306,13 @@ def _flatten(self: Any) -> tuple[tuple[Any, ...], Aux]:
     values = self.__dict__
     x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # set up at run time by jax
     cached = values.get("_flat")
-    if cached is None or (cached[0] is not x64 and cached[0] is not None):
+    # Cached arrays have the dtype of their time, and may have been donated by whoever the config was given to.
+    if cached is None or (cached[0] is not None and (cached[0] is not x64 or not alive(cached[1][0]))):
         named = {name: (plan, values[name]) for name, plan in plans(type(self)).items()}
-        cached = values["_flat"] = (x64, flatten_values(named))
+        try:
+            cached = values["_flat"] = (x64, flatten_values(named))
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__qualname__}.{error}") from None
     return cached[1]
 
 
@@ -311,7 +328,8 @@ def _unflatten(cls: type, aux: Aux, children: Any) -> Any:
     values.update(dict.fromkeys(plans(cls)))  # keeps the order of the fields
     values.update((name, static.value) for name, static in aux.statics)
     values.update((name, from_child(child)) for name, child in zip(aux.children, children, strict=True))
-    values["_flat"] = (None, (children, aux))  # what it was given is what it flattens to
+    if not has_float(children):  # a Python float is wrapped at the next flatten, lest it be weak at the jit border
+        values["_flat"] = (None, (children, aux))  # what it was given is what it flattens to
     return self
 
 
@@ -369,6 +387,7 @@ def _get_state(self: Any) -> dict[str, Any]:
 
 
 def _set_state(self: Any, state: dict[str, Any]) -> None:
+    self.__dict__.clear()
     self.__dict__.update((name, from_portable(value)) for name, value in state.items())
 
 

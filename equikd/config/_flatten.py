@@ -5,14 +5,17 @@ jit border, so that no program is compiled twice for a weak and a strong scalar.
 (a tracer, `None`, an axis number, `object()`) passes through untouched.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._roles import Plan, choose
-from equikd.config._values import FrozenDict, Identity, Static, as_leaf, is_part
+from equikd.config._values import Identity, Static, as_leaf, is_part
+from equikd.errors import ConfigError
 
 
 class Aux:
@@ -42,8 +45,11 @@ class Aux:
 def flatten_values(named: Mapping[Any, tuple[Plan, Any]], extra: Any = None) -> tuple[tuple[Any, ...], Aux]:
     """Children and static half of named values; all their floats become arrays in one transfer."""
     pending: list[np.ndarray] = []
-    for plan, value in named.values():
-        to_child(plan, value, pending.append)
+    for key, (plan, value) in named.items():
+        try:
+            to_child(plan, value, pending.append)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
     if pending:
         with jax.ensure_compile_time_eval():  # so that a flatten inside a trace caches no tracer
             pending = jax.device_put(pending)
@@ -69,7 +75,7 @@ def to_child(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:
         return Static(value)
     if kind == "union":
         member = choose(plan, value)
-        if value is None and any(m.kind == "float" for m in plan.members):
+        if value is None and any(m.kind in ("float", "integer") for m in plan.members):
             return None
         return value if member is None else to_child(member, value, wrap)
     if kind in ("tuple", "sequence") and type(value) is tuple:
@@ -104,11 +110,38 @@ def _contained(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def from_child(child: Any) -> Any:
-    """A pytree child as the user sees it."""
+    """A pytree child as the user sees it: the same object where nothing in it is wrapped."""
     if type(child) is Static:
         return child.value
     if type(child) is tuple:
         return tuple(map(from_child, child))
     if isinstance(child, dict):
-        return FrozenDict((key, from_child(part)) for key, part in child.items())
+        parts = {key: from_child(part) for key, part in child.items()}
+        return parts if any(parts[key] is not part for key, part in child.items()) else child
     return child
+
+
+def alive(children: Iterable[Any]) -> bool:
+    """Whether arrays kept from an earlier flatten are still there: who donates a config deletes them."""
+    for child in children:
+        kind = type(child)
+        if kind is tuple or kind is dict:
+            if not alive(child.values() if kind is dict else child):
+                return False
+        elif (is_deleted := _deletion_of(kind)) is not None and is_deleted(child):
+            return False
+    return True
+
+
+@functools.cache
+def _deletion_of(kind: type) -> Any:
+    return None if issubclass(kind, Tracer) else getattr(kind, "is_deleted", None)
+
+
+def has_float(children: Iterable[Any]) -> bool:
+    """Whether a Python float stands among children, put there by a tree operation; the next flatten wraps it."""
+    return any(
+        type(child) is float
+        or (type(child) in (tuple, dict) and has_float(child.values() if type(child) is dict else child))
+        for child in children
+    )

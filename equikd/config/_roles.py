@@ -1,22 +1,10 @@
-"""Roles: what the annotation of a field says about its place in the pytree.
+"""Values as a config holds them: checked against the plan of their field, and normalised.
 
-| annotation | role | a change |
-| --- | --- | --- |
-| `float` | leaf | never recompiles |
-| `int`, `bool`, `str`, enums, `Literal`, callables, tuples of these, frozen dataclasses | static | recompiles |
-| `float | None` | static; `field(dynamic=True)`: only `None` <-> value recompiles | as said |
-| configs, nodes, dicts and tuples with floats or configs, `float | Schedule` | child | as its members |
-| anything else | child if the value is a node or config, else static | as its own |
-| `field(static=True)`, `field(opaque=True)`, `field(dynamic=True)` on an int | static, opaque, leaf | as said |
-| `field(dynamic=True)` on `tuple[int, ...]`, `tuple[tuple[int, float], ...]`: leaves | child | as its members |
-
-Roles are fixed by annotations alone, so a config that holds tracers, `None` or axis numbers flattens as one that holds
-floats. References, pins and nodes may stand in any field.
+Ints where floats belong become floats, numpy scalars Python numbers, dicts immutable; what does not fit is refused,
+naming the field. References, pins and nodes may stand in any field.
 """
 
-import dataclasses
 import enum
-import re
 import types
 import typing
 from collections.abc import Callable
@@ -27,122 +15,15 @@ import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config._names import shortened
-from equikd.config._values import FrozenDict, check_plain, exact_float, is_config, is_part, number
+from equikd.config._plans import ANY as ANY
+from equikd.config._plans import ARGUMENT as ARGUMENT
+from equikd.config._plans import Plan as Plan
+from equikd.config._plans import bare
+from equikd.config._plans import is_config_class as is_config_class
+from equikd.config._plans import plan as plan
+from equikd.config._plans import spell as spell
+from equikd.config._values import FrozenDict, Pin, check_plain, exact_float, is_config, is_part, number, whole_float
 from equikd.errors import ConfigError, message
-
-Kind = Literal["float", "integer", "static", "opaque", "tuple", "sequence", "dict", "union", "any", "argument"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How values of one annotation are checked and flattened."""
-
-    kind: Kind
-    annotation: Any
-    members: tuple["Plan", ...] = ()
-    unsigned: bool = False
-
-    @property
-    def role(self) -> str:
-        """`leaf`, `static`, `opaque` or `child`, as `roles` shows it."""
-        if self.kind == "union" and _is_optional_float(self):
-            return "leaf"
-        if self.kind == "any" and not is_config_class(self.annotation):
-            return "static"
-        return {"float": "leaf", "integer": "leaf", "static": "static", "opaque": "opaque"}.get(self.kind, "child")
-
-    @property
-    def remark(self) -> str:
-        """What the role does not say."""
-        if self.kind == "any" and not is_config_class(self.annotation):
-            return "; a node or config in it is a child"
-        if self.kind == "static" and {*typing.get_args(self.annotation)} == {float, type(None)}:
-            return "; field(dynamic=True) makes it a leaf"
-        return ""
-
-
-ARGUMENT = Plan("argument", Any)  # of a node: a float is always a leaf
-ANY = Plan("any", Any)
-
-
-def plan(annotation: Any, *, static: bool = False, dynamic: bool = False, opaque: bool = False, **options: Any) -> Plan:
-    """The plan of a field.
-
-    Args:
-        annotation: the evaluated annotation.
-        static: `field(static=True)`.
-        dynamic: `field(dynamic=True)`; in a tuple it holds for each int.
-        opaque: `field(opaque=True)`.
-        **options: `unsigned` for a dynamic int stored as uint32.
-    """
-    if opaque:
-        return Plan("opaque", annotation)
-    if static:
-        return Plan("static", annotation)
-    made = _plan(annotation, Plan("integer", int, unsigned=bool(options.get("unsigned"))) if dynamic else None)
-    if made.kind == "static":
-        return Plan("static", annotation)  # as it was written: KeyPath, not str
-    if _is_optional_float(made) and not dynamic:
-        return Plan("static", annotation)
-    return made
-
-
-def _is_optional_float(plan: Plan) -> bool:
-    return plan.kind == "union" and {m.annotation for m in plan.members} == {float, type(None)}
-
-
-def _bare(annotation: Any) -> Any:
-    """The type behind `Annotated`, a `NewType` or a `type X = ...` alias."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _bare(typing.get_args(annotation)[0])
-    named = isinstance(annotation, typing.NewType) or type(annotation).__name__ == "TypeAliasType"
-    return (
-        _bare(getattr(annotation, "__supertype__" if hasattr(annotation, "__supertype__") else "__value__"))
-        if named
-        else annotation
-    )
-
-
-def _plan(annotation: Any, integer: Plan | None = None) -> Plan:
-    """The plan of an annotation; `integer`: that of an int, alone or in tuples, if ints are dynamic."""
-    annotation = _bare(annotation)
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is float:
-        return Plan("float", annotation)
-    if annotation is int and integer is not None:
-        return integer
-    if annotation in (int, bool, str, bytes, complex, type(None)) or origin is Literal:
-        return Plan("static", annotation)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return Plan("static", annotation)
-    if origin in (typing.Union, types.UnionType):
-        members = tuple(map(_plan, arguments))
-        return Plan("static" if all(m.kind == "static" for m in members) else "union", annotation, members)
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        member = _plan(arguments[0], integer)
-        return Plan("static" if member.kind == "static" else "sequence", annotation, (member,))
-    if origin is tuple:
-        members = tuple(_plan(argument, integer) for argument in arguments)
-        return Plan("static" if all(m.kind == "static" for m in members) else "tuple", annotation, members)
-    if annotation is tuple:
-        return Plan("sequence", annotation, (ANY,))
-    if annotation is dict or origin is dict:
-        return Plan("dict", annotation, (_plan(arguments[1]) if arguments else ANY,))
-    if annotation is list or origin is list:
-        raise ConfigError(
-            message(f"{spell(annotation)}: a config has no lists, which can be changed in place", fix="use tuple[...]")
-        )
-    return Plan("any", annotation)
-
-
-def spell(annotation: Any) -> str:
-    """An annotation as it was written, near enough for messages."""
-    if isinstance(annotation, type) and not typing.get_args(annotation):
-        return annotation.__name__
-    text = str(annotation)
-    if "'" not in text:  # a dot in a Literal is no module's
-        text = re.sub(r"\b[\w.]+\.(?=\w)", "", text)
-    return text.replace("typing.", "").replace("Annotated[str, KeyPath]", "KeyPath")
 
 
 def is_array(value: Any) -> bool:
@@ -162,15 +43,26 @@ def normalise(plan: Plan, value: Any, path: str) -> Any:
     if is_part(value):
         if is_config(value) and not _admits(plan.annotation, value):
             raise _unfit(plan, value, path)
+        if type(value) is Pin and not _takes_floats(plan):
+            raise _unfit(plan, value, path)
         return value
     if is_uncalled(value):
         value = value.__equikd_target__
     return _NORMALISERS[plan.kind](plan, value, path)
 
 
+def _takes_floats(plan: Plan) -> bool:
+    """Whether a pinned float may stand in a field."""
+    if plan.kind == "static":  # float | None, or a float that is static anyway
+        annotation = bare(plan.annotation)
+        members = typing.get_args(annotation) or (annotation,)
+        return any(bare(member) in (float, Any) for member in members)
+    return plan.kind in ("float", "any", "argument") or any(map(_takes_floats, plan.members))
+
+
 def _admits(annotation: Any, value: Any) -> bool:
     """Whether a config may stand in a field; config classes in the annotation must be its own, others say nothing."""
-    annotation = _bare(annotation)
+    annotation = bare(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(_admits(part, value) for part in typing.get_args(annotation) if part is not type(None))
     if (typing.get_origin(annotation) or annotation) in (*_SCALARS, tuple, dict):
@@ -179,11 +71,6 @@ def _admits(annotation: Any, value: Any) -> bool:
 
 
 _SCALARS = (bool, int, float, complex, str, bytes)
-
-
-def is_config_class(annotation: Any) -> bool:
-    """Whether an annotation is a class made by `config`."""
-    return isinstance(annotation, type) and "__equikd_config__" in annotation.__dict__
 
 
 def is_uncalled(value: Any) -> bool:
@@ -202,11 +89,15 @@ def _unfit(plan: Plan, value: Any, path: str) -> ConfigError:
 
 
 def _normalise_float(plan: Plan, value: Any, path: str) -> Any:
-    if isinstance(value, float) or type(value) is int:
+    if _is_float(value) or type(value) is int:
         return exact_float(value if type(value) is int else float(value), path)
     if is_array(value) and np.ndim(value) == 0:
         return float_array(value, path)
     raise _unfit(plan, value, path)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float) and not isinstance(value, enum.Enum)
 
 
 def float_array(value: Any, path: str) -> Any:
@@ -222,8 +113,10 @@ def float_array(value: Any, path: str) -> Any:
 
 def _normalise_integer(plan: Plan, value: Any, path: str) -> Any:
     low, high = (0, 2**32) if plan.unsigned else (-(2**31), 2**31)
-    if is_array(value) and np.ndim(value) == 0:
-        return value
+    if is_array(value) and np.ndim(value) == 0 and jax.numpy.issubdtype(value.dtype, jax.numpy.integer):
+        if not isinstance(value, np.ndarray):
+            return value
+        value = value.item()  # a numpy array can be changed in place
     if type(value) is not int:
         raise _unfit(plan, value, path)
     if not low <= value < high:
@@ -232,17 +125,17 @@ def _normalise_integer(plan: Plan, value: Any, path: str) -> Any:
 
 
 def _normalise_static(plan: Plan, value: Any, path: str) -> Any:
-    annotation = _bare(plan.annotation)
+    annotation = bare(plan.annotation)
     value = _numbers(value)
     if type(value) is list and not fits(annotation, tuple(value)):  # or the advice were to write a tuple
         raise _unfit(plan, value, path)
     check_plain_deep(value, path)
     if annotation is float and type(value) is int:
-        return float(value)
+        return whole_float(value, path)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        kinds = [_bare(part) for part in typing.get_args(annotation)]
+        kinds = [bare(part) for part in typing.get_args(annotation)]
         if float in kinds and type(value) is int and int not in kinds:
-            return float(value)
+            return whole_float(value, path)
     if not fits(annotation, value):
         raise _unfit(plan, value, path)
     return value
@@ -259,7 +152,7 @@ def _numbers(value: Any) -> Any:
 
 def fits(annotation: Any, value: Any) -> bool:
     """Whether a static value fits an annotation; annotations that say nothing checkable fit everything."""
-    annotation = _bare(annotation)
+    annotation = bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if is_part(value) or annotation is Any:
         return True
@@ -334,9 +227,10 @@ def choose(plan: Plan, value: Any) -> Plan | None:
     """The member of a union that a value belongs to."""
     for member in plan.members:
         exact = {
-            "float": isinstance(value, float) or is_array(value),
+            "float": _is_float(value) or is_array(value),
+            "integer": type(value) is int,
             "static": not is_array(value) and fits(member.annotation, value),
-            "tuple": type(value) is tuple,
+            "tuple": type(value) is tuple and len(value) == len(member.members),
             "sequence": type(value) is tuple,
             "dict": isinstance(value, dict),
             "any": not is_array(value) and (_is_instance(value, member.annotation) or is_config(value)),
@@ -363,7 +257,7 @@ def _normalise_any(plan: Plan, value: Any, path: str) -> Any:
     if isinstance(value, dict):
         return _normalise_dict(Plan("dict", dict, (plan,)), value, path)
     if plan.kind == "argument":
-        if isinstance(value, float):
+        if _is_float(value):
             return exact_float(value, path)
         if is_array(value) and np.ndim(value) == 0 and jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             return float_array(value, path)

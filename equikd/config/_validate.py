@@ -106,6 +106,8 @@ def _plain(part: Any, root: Any) -> Any:
             return part
     if type(part) is tuple:
         return tuple(_plain(element, root) for element in part)
+    if isinstance(part, dict):
+        return {key: _plain(element, root) for key, element in part.items()}
     return part.value if type(part) is Pin else part
 
 

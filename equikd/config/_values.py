@@ -15,6 +15,7 @@ import io
 import pathlib
 import types
 from collections import abc
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -41,14 +42,17 @@ def typed_key(value: Any) -> Any:
         return (kind, value.hex() if value == value else "nan")
     if kind is complex:
         return (kind, typed_key(value.real), typed_key(value.imag))
-    if kind is tuple:
+    if isinstance(value, tuple):  # named tuples too
         return (kind, tuple(map(typed_key, value)))
+    if kind is frozenset:
+        return (kind, frozenset(map(typed_key, value)))
     if isinstance(value, dict):
         return (dict, tuple(sorted((key, typed_key(part)) for key, part in value.items())))
     if isinstance(value, enum.Enum):
-        return (kind, value.name)
+        return (kind, value.value if isinstance(value, enum.Flag) else value.name)  # some flags have no name
     hash(value)
-    if is_frozen(type(value)) and value.__dataclass_params__.eq:  # its own == takes 1 for True as well
+    own = "__hash__" in kind.__dict__ and not (is_frozen(kind) and kind.__dataclass_params__.eq)
+    if is_frozen(kind) and not own:  # its own == takes 1 for True as well
         fields = [f.name for f in dataclasses.fields(value) if f.compare]
         return (kind, tuple((name, typed_key(getattr(value, name))) for name in fields))
     return (kind, value)
@@ -132,9 +136,18 @@ for _leafless in (Pin, Ref):
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict in a config: a dict in all respects, except that it cannot be changed in place."""
+    """A dict in a config: sorted by its keys, as in every JAX pytree, and never changed in place.
+
+    In a trace, and after a tree operation, a config has ordinary dicts. JAX takes the two for different containers:
+    beside ordinary dicts in one `jax.tree.map`, write `dict(cfg.weights)`.
+    """
 
     __slots__ = ()
+
+    def __init__(self, entries: Iterable[tuple[Any, Any]] | Mapping[Any, Any] = (), /) -> None:
+        if self:
+            self._refuse()
+        super().__init__(sorted(dict(entries).items(), key=lambda entry: (type(entry[0]).__name__, entry[0])))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
@@ -174,30 +187,41 @@ def float_dtype() -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
+def whole_float(value: int, path: str) -> float:
+    """An int as the float that equals it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        as_float = float(value)
+    except OverflowError:
+        raise ConfigError(message(f"{path}: the int is too large for any float", expected="float")) from None
+    if int(as_float) != value:
+        raise ConfigError(message(f"{path}: the int {value} has no exact float value", expected="float"))
+    return as_float
+
+
 def exact_float(value: int | float, path: str) -> float:
     """A number as a Python float that the leaf dtype can hold.
 
     Raises:
         ConfigError: an int has no exact float; or the leaf dtype turns the value to inf, to 0, or to another integer.
     """
-    try:
-        as_float = float(value)
-    except OverflowError:
-        raise ConfigError(message(f"{path}: the int is too large for any float", expected="float")) from None
-    if type(value) is int and int(as_float) != value:
-        raise ConfigError(message(f"{path}: the int {value} has no exact float value", expected="float"))
+    as_float = whole_float(value, path) if type(value) is int else float(value)
     dtype = float_dtype()
     with np.errstate(over="ignore", under="ignore"):
         stored = float(dtype.type(as_float))
     lost = (
         (np.isfinite(as_float) and not np.isfinite(stored))
-        or (as_float != 0 and stored == 0)
+        or (as_float != 0 and abs(stored) < np.finfo(dtype).tiny)  # XLA flushes subnormal numbers to 0
         or (np.isfinite(as_float) and as_float.is_integer() and stored != as_float and abs(as_float) < 2**53)
     )
     if lost:
         raise ConfigError(
             message(
-                f"{path}: {value!r} becomes {stored!r} as a {dtype.name} leaf",
+                f"{path}: {value!r} becomes {stored if abs(stored) >= np.finfo(dtype).tiny else 0.0!r} "
+                f"as a {dtype.name} leaf",
                 expected=f"a number that {dtype.name} can hold",
                 fix="use a representable number, or enable x64",
             )
@@ -308,7 +332,7 @@ def _built_message(value: Any, path: str) -> str:
         fix = "write a seed, or the call instead of making it: ek.lazy(np.random.default_rng)(0)"
     elif isinstance(value, functools.partial):
         name = display_name(value.func).partition(":")[2]
-        fix = f"write a node of a function that returns it, or name one: ek.lazy({name})"
+        fix = f"write the partial instead of making it: ek.lazy.partial({name})(...)"
     elif isinstance(value, eqx.Module):
         fix = f"write the call instead of making it: ek.lazy({kind.__name__})(...)"
         fix += "; a live model is an argument of init or train"

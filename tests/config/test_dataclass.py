@@ -407,10 +407,9 @@ def test_a_dict_in_a_config_cannot_be_changed_in_place(snapshot):
         lambda d: d.popitem(),
         lambda d: d.clear(),
         lambda d: d.__ior__({"a": 3.0}),
+        lambda d: d.__init__({"a": 3.0}),
     ]
-    in_trace = []
-    jax.jit(lambda traced: in_trace.append(traced.weights))(cfg)
-    for weights in (cfg.weights, pickle.loads(pickle.dumps(cfg)).weights, copy.deepcopy(cfg).weights, *in_trace):
+    for weights in (cfg.weights, pickle.loads(pickle.dumps(cfg)).weights, copy.deepcopy(cfg).weights):
         for change in changes:
             with pytest.raises(ConfigError, match="cannot be changed in place") as error:
                 change(weights)
@@ -419,9 +418,41 @@ def test_a_dict_in_a_config_cannot_be_changed_in_place(snapshot):
     snapshot("frozen_dict", str(error.value))
     assert jax.tree.structure(cfg) == before
     assert type(cfg.weights | {"c": 1.0}) is dict
+    mapped = jax.tree.map(lambda x: x, cfg)
+    mapped.weights["a"] = jnp.float32(7)  # an ordinary dict, which is what the config then flattens to
+    assert jax.tree.leaves(mapped.weights) == [7, 2]
+    assert jax.jit(lambda traced: traced.weights["a"])(mapped) == 7
+    assert jax.jit(lambda traced: jax.tree.map(lambda a, b: a * b, traced.weights, {"a": 2, "b": 3})["a"])(cfg) == 2
     assert jax.tree.map(lambda x: x * 2, cfg.weights) == {"a": 2.0, "b": 4.0}
 
 
 def test_calls_receive_plain_dicts():
     node = lazy(type)({"a": 1.0})
     assert resolve(node) is dict
+
+
+def test_methods_that_unflattening_passes_over_are_refused(snapshot):
+    class Mixin:
+        def __post_init__(self):
+            pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Base:
+        a: float = 1.0
+
+        def __post_init__(self):
+            pass
+
+    errors = []
+    for name, bases, method in (
+        ("Mixed", (Mixin,), None),
+        ("Derived", (Base,), None),
+        ("Own", (), "__init__"),
+        ("Equal", (), "__eq__"),
+        ("Hashed", (), "__hash__"),
+    ):
+        body = {} if method is None else {method: lambda self, other=None: None}
+        with pytest.raises(ConfigError) as error:
+            config(type(name, bases, body))
+        errors.append(str(error.value).replace("test_methods_that_unflattening_passes_over_are_refused.<locals>.", ""))
+    snapshot("own_methods", "\n".join(errors))

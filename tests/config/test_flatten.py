@@ -271,6 +271,11 @@ def test_static_values_share_a_program_only_if_equal_by_type():
     assert repr(traces) == "[1, True, 1.0, 0.0, -0.0, nan, (1,), (True,)]"
 
 
+@config
+class W:
+    a: Any = None
+
+
 def test_configs_in_other_trees():
     class Model(eqx.Module):
         static: Opt = eqx.field(static=True)
@@ -330,3 +335,49 @@ def test_gradients_of_a_config_with_int_leaves():
         jax.grad(lambda run: run.rate**2)(Run())
     grads = eqx.filter_grad(lambda run: run.rate**2)(Run())
     assert (grads.rate, grads.seed) == (1.0, None)
+
+
+def test_a_donated_config_and_those_that_share_its_defaults_live_on():
+    @config
+    class Outer:
+        opt: Opt = Opt()
+        weights: dict[str, float] = field(default_factory=lambda: {"a": 0.5})
+
+    def double(tree):
+        return jax.tree.map(lambda x: x * 2, tree)
+
+    cfg = Outer()
+    for _ in range(3):
+        doubled = jax.jit(double, donate_argnums=0)(cfg)
+        assert doubled.weights["a"] == 1.0
+        assert cfg.weights == {"a": 0.5}
+    assert jax.jit(lambda cfg: cfg.opt.learning_rate)(Outer()) == np.float32(1e-3)
+    assert [leaf.is_deleted() for leaf in jax.tree.leaves(cfg)] == [False] * len(jax.tree.leaves(cfg))
+
+
+def test_python_floats_put_into_leaves_are_strong_at_the_border(compilations):
+    function = jax.jit(lambda opt: opt.learning_rate * jnp.ones((), jnp.bfloat16))
+    written = function(Opt(0.5))
+    compilations.clear()
+    for edited in (eqx.tree_at(lambda opt: opt.learning_rate, Opt(), 0.5), jax.tree.map(float, Opt(0.5))):
+        assert edited.learning_rate == 0.5
+        assert function(edited).dtype == written.dtype
+    assert compilations.names == []
+
+
+def test_dicts_have_one_order_everywhere():
+    one, two = W({"b": 1, "a": 2}), W({"a": 2, "b": 1})
+    values = jax.jit(lambda cfg: jnp.array(list(cfg.a.values())))
+    assert list(one.a) == list(two.a) == ["a", "b"]
+    assert values(one).tolist() == values(two).tolist() == [2, 1]
+    node = lazy(lambda table: list(table.values()))({"b": 1.0, "a": 2.0})
+    assert resolve(node) == jax.jit(resolve)(node) == [2.0, 1.0]
+
+
+def test_calling_the_constructor_again_forgets_what_was_flattened():
+    opt = Opt(0.5)
+    assert (jax.tree.leaves(opt)[0], hash(opt)) == (0.5, hash(Opt(0.5)))
+    opt.__init__(0.25)
+    assert (jax.tree.leaves(opt)[0], hash(opt)) == (0.25, hash(Opt(0.25)))
+    opt.__setstate__(Opt(0.75).__getstate__())
+    assert (jax.tree.leaves(opt)[0], hash(opt)) == (0.75, hash(Opt(0.75)))

@@ -3,8 +3,8 @@
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, NewType, Optional, Protocol, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Generic, Literal, NewType, Optional, Protocol, TypeVar, Union
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import pytest
 
 from equikd.config import config, field, lazy, pin, ref
 from equikd.config._dataclass import plans
+from equikd.config._plans import plan
 from equikd.errors import ConfigError
 
 
@@ -308,3 +309,87 @@ def test_the_wrong_container_is_told_with_the_right_one(snapshot):
 def test_references_and_nodes_stand_where_a_container_belongs(annotation):
     for value in (NODE, ref("y")):
         assert holder(annotation)(value).x is value
+
+
+def test_options_that_mean_nothing_are_refused(snapshot):
+    errors = []
+    for annotation, options in (
+        (str, {"dynamic": True}),
+        (bool, {"dynamic": True}),
+        (float, {"dynamic": True}),
+        (int, {"unsigned": True}),
+        (int, {"static": True, "dynamic": True}),
+        (Any, {"opaque": True, "static": True}),
+    ):
+        with pytest.raises(ConfigError) as error:
+            plan(annotation, **options)
+        errors.append(str(error.value))
+    snapshot("options", "\n".join(errors))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "leaves"),
+    [
+        (int | None, 3, 1),
+        (int | None, None, 0),
+        (dict[str, int], {"a": 3, "b": 4}, 2),
+        (tuple[int | None, ...], (3, None, 4), 2),
+        (tuple[float | None, ...], (0.5, None), 1),
+        (dict[str, float | None], {"a": 0.5, "b": None}, 1),
+    ],
+)
+def test_dynamic_reaches_into_containers(annotation, value, leaves):
+    dynamic, plain = holder(annotation, dynamic=True)(value), holder(annotation)(value)
+    assert len(jax.tree.leaves(dynamic)) == leaves
+    assert jax.tree.leaves(plain) == []
+    assert dynamic.x == plain.x == value
+
+
+def test_ints_that_are_leaves_are_ints():
+    cls = holder(int, dynamic=True)
+    assert type(cls(np.array(5)).x) is int  # a numpy array could be changed in place
+    assert cls(jnp.int32(5)).x == 5
+    for wrong in (jnp.float32(1.5), np.array(True), np.array(2**40), 2**40, True, 1.0):
+        with pytest.raises(ConfigError):
+            cls(wrong)
+
+
+@pytest.mark.parametrize("annotation", [int, str, bool, tuple[int, ...], Literal["a"], dict[str, int]])
+def test_a_pin_stands_only_where_a_float_may(annotation):
+    with pytest.raises(ConfigError, match="wrong kind of value"):
+        holder(annotation)(pin(0.5))
+
+
+def test_static_floats_are_exact_too():
+    for cls in (holder(float, static=True), holder(float | None)):
+        assert cls(3).x == 3.0
+        for wrong in (2**53 + 1, 10**400):
+            with pytest.raises(ConfigError, match="int"):
+                cls(wrong)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "leaves"),
+    [
+        (Final[float], 0.5, 1),
+        (Mapping[str, float], {"a": 0.5, "b": 1}, 2),
+        (Sequence[float], (0.5, 1), 2),
+        (tuple[float, float] | tuple[float, float, float], (1, 2, 3), 3),
+    ],
+)
+def test_other_spellings_of_leaves(annotation, value, leaves):
+    assert [type(leaf.dtype.type(0)) for leaf in jax.tree.leaves(holder(annotation)(value))] == [np.float32] * leaves
+
+
+def test_a_generic_config_class_in_a_field_admits_its_own_instances_only():
+    T = TypeVar("T")
+
+    @config
+    class Box(Generic[T]):
+        x: T
+
+    cls = holder(Box[float])
+    assert jax.tree.leaves(cls(Box(ref("y")))) == []
+    for wrong in (5, "x"):
+        with pytest.raises(ConfigError):
+            cls(wrong)

@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import math
 import pathlib
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -167,12 +168,12 @@ def test_exact_floats_keep_their_value_or_are_refused(value):
 
 def test_ranges_that_float32_does_not_have(snapshot):
     messages = []
-    for value in (1e39, -1e39, 1e-46, 16777217.0, 2**53 + 1, 10**400):
+    for value in (1e39, -1e39, 1e-46, 1e-40, 16777217.0, 2**53 + 1, 10**400):
         with pytest.raises(ConfigError) as caught:
             exact_float(value, "Opt.lr")
         messages.append(str(caught.value))
     snapshot("float_ranges", "\n".join(messages))
-    for value in (math.inf, -math.inf, math.nan, 0.0, -0.0, 3.4e38, 1e-45, 16777216.0, 1e300 * 0):
+    for value in (math.inf, -math.inf, math.nan, 0.0, -0.0, 3.4e38, 1.2e-38, 16777216.0, 1e300 * 0):
         exact_float(value, "Opt.lr")
 
 
@@ -251,3 +252,43 @@ def test_an_iterator_is_refused_with_what_to_write(snapshot):
     with pytest.raises(ConfigError) as caught:
         check_plain((i for i in range(3)), "Trainer.train_data")
     snapshot("iterator", str(caught.value).replace("test_an_iterator_is_refused_with_what_to_write.<locals>.", ""))
+
+
+class Switch(enum.IntFlag):
+    a = 1
+    b = 2
+
+
+class Ratio(float, enum.Enum):
+    half = 0.5
+    one = 1.0
+
+
+class Named(NamedTuple):
+    value: object
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compared:
+    parts: object
+
+
+def test_flags_are_compared_by_value():
+    different = [Switch(0), Switch(1), Switch(3), Switch(8), Switch(16)]
+    assert len({typed_key(flag) for flag in different}) == len(different)
+    assert typed_key(Switch(3)) == typed_key(Switch.a | Switch.b)
+
+
+def test_containers_of_static_values_are_compared_part_by_part():
+    for wrap in (Named, lambda part: frozenset([part]), lambda part: Pair(Named(part)), Compared):
+        assert typed_key(wrap(1)) != typed_key(wrap(True))
+        assert typed_key(wrap(math.nan)) == typed_key(wrap(math.nan))
+    with pytest.raises(ConfigError, match="cannot be hashed"):  # whoever holds the list may change it
+        check_plain(Compared([1]), "x")
+
+
+def test_enums_with_float_values_stay_enums():
+    node = ek.lazy(lambda value, pair: (value, pair))(Ratio.half, (Ratio.one, 0.5))
+    assert len(jax.tree.leaves(node)) == 1
+    assert ek.resolve(node) == (Ratio.half, (Ratio.one, 0.5))
+    assert type(ek.resolve(node)[0]) is type(ek.resolve(node)[1][0]) is Ratio

@@ -46,15 +46,6 @@ class Everything:
 
 
 @config
-class Forgets:
-    rate: float = 0.1
-    name: str = "x"
-
-    def __hash__(self):
-        return id(self)
-
-
-@config
 class Loose:
     anything: Any
 
@@ -97,3 +88,14 @@ def test_a_lossy_round_trip_is_found(monkeypatch):
     monkeypatch.setattr(laws, "from_json", lambda text: Inner())
     with pytest.raises(AssertionError, match="JSON -> config changed"):
         ek.testing.check_config(Inner, examples=20)
+
+
+@config
+class Tree:
+    value: float = 0.5
+    parts: "tuple[Tree, ...]" = ()
+
+
+def test_recursive_classes_and_dynamic_ints_in_containers_are_drawn():
+    ek.testing.check_config(Tree, examples=10)
+    ek.testing.check_config(ek.optim.PiecewiseConstant, examples=10)
