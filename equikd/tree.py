@@ -244,7 +244,7 @@ def _update(value: Any, keys: Path, change: Callable[[Any], Any], at: Path) -> A
         return change(value)
     accept = getattr(type(value), "tree_accepts", None)  # a node takes arguments that its signature has
     if accept is not None and len(keys) == 1 and keys[0] not in items(value) and accept(value, keys[0]):
-        return value.tree_replace(keys[0], change(None))
+        return type(value).tree_replace(value, keys[0], change(None))  # an argument may have any name
     key = find(value, keys[0], at)
     part = _update(items(value)[key], keys[1:], change, (*at, key))
     own = getattr(type(value), "tree_replace", None)

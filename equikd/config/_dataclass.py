@@ -119,7 +119,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
 
 _OWN_NAMES = {"_flat", "_hash", "validate", "tree_items", "tree_replace"}
 _OWN_METHODS = {
-    "__post_init__": "unflattening does not call it; write validate(self), which is run on the host over the whole tree",
+    "__post_init__": "unflattening does not call it; write validate(self), which is run on the host",
     "__init__": "unflattening does not call it; write a class method or function that makes it",
     "__eq__": "leave it out: two configs are equal if their fields are, by type and value",
     "__hash__": "leave it out: two configs are equal if their fields are, by type and value",
@@ -132,7 +132,7 @@ def _refuse_own_methods(cls: type) -> None:
         for name, fix in _OWN_METHODS.items():
             own = base.__dict__.get(name)
             made = "__equikd_config__" in base.__dict__ or (dataclasses.is_dataclass(base) and name != "__post_init__")
-            if own is not None and not made and base is not typing.Generic:
+            if own is not None and not made and base.__module__ != "typing":
                 what = f"{cls.__qualname__}: {base.__qualname__}.{name} would not be used"
                 raise ConfigError(message(what, fix=fix))
 

@@ -8,12 +8,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from equikd.config._arguments import like
 from equikd.config._dataclass import comparison_key
-from equikd.config._lazy import pin
 from equikd.config._names import display_name, shortened
-from equikd.config._node import parts, with_arguments
+from equikd.config._node import by_position, declared, parts, with_arguments
 from equikd.config._roles import is_array, normalise, plan, spell
-from equikd.config._signatures import mentions, named_parameters, signature_of
+from equikd.config._signatures import mentions, named_parameters
 from equikd.config._values import Pin, is_config, is_node, is_part, number
 from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.tree import PathError, Wildcard, find, get, items, join, matches, parse, update, walk
@@ -41,9 +41,15 @@ def override(cfg: T, changes: Mapping[str, Any]) -> T:
         >>> override({"optimizer": lazy(optax.adamw)(3e-4)}, {"optimizer.learning_rate": 1})
         {'optimizer': optax.adamw(learning_rate=1.0)}
     """
+    if not isinstance(changes, Mapping):
+        got = f"{type(changes).__name__} {shortened(changes)}"
+        raise ConfigError(message("override takes a dict of paths and values", got=got, expected="{'path': value}"))
     errors = []
     for path, value in changes.items():
         try:
+            if not isinstance(path, str):
+                fix = f"write it as a path: '[{path}]'" if type(path) is int else None
+                raise ConfigError(message("an override names a part by its path", got=repr(path), fix=fix))
             for target in _targets(cfg, path):
                 new = _checked(cfg, target, number(value))
                 cfg = _updated(cfg, target, new)
@@ -98,6 +104,10 @@ def _no_such_path(cfg: Any, path: str) -> ConfigError:
         except PathError:
             break
     last, *rest = parse(path)[len(at) :] or (path,)
+    if is_node(value) and last in (placed := by_position(value)):
+        there = join((*at, placed[last], *rest))
+        what = f"{path}: this argument is written by position"
+        return ConfigError(message(what, got=_text(items(value)[placed[last]]), fix=f"name its place: {there!r}"))
     there = [*items(value), *(where[-1] for where in _unwritten(value) if len(where) == 1)]
     similar = [name for text in nearest(str(last), map(str, there)) for name in there if str(name) == text]
     near = [join((*at, name, *rest)) if _leads(value, (name, *rest)) else join((*at, name)) for name in similar]
@@ -126,7 +136,8 @@ def _unwritten(cfg: Any) -> list[tuple[Any, ...]]:
     found = []
     for at, value in walk(cfg):
         if is_node(value) and not is_node(parts(value)[0]):
-            found += [(*at, name) for name in named_parameters(parts(value)[0]) if name not in parts(value)[1]]
+            placed = {*parts(value)[1], *by_position(value)}
+            found += [(*at, name) for name in named_parameters(parts(value)[0]) if name not in placed]
     return found
 
 
@@ -138,10 +149,20 @@ def _checked(cfg: Any, path: str, new: Any) -> Any:
     *above, key = parse(path)
     parent = get(cfg, tuple(above))
     old, annotation = _before(parent, key)
-    if type(old) is Pin and type(new) in (int, float):
-        return pin(new)  # roles are kept
-    if old is None or new is None or is_part(new) or is_part(old) or is_config(parent):
+    if type(old) is Pin or not is_config(parent):
+        new = like(old, new, path)  # roles are kept
+    return new if is_config(parent) else _of_kind(old, new, annotation, path)
+
+
+def _of_kind(old: Any, new: Any, annotation: Any, path: str) -> Any:
+    """The new value, where an old scalar, also one in a tuple or dict, has one of its kind."""
+    if old is None or new is None or is_part(new) or is_part(old):
         return new
+    if type(new) is tuple and type(old) is tuple:
+        pairs = zip(new, [*old, *[None] * len(new)], strict=False)
+        return tuple(_of_kind(was, part, None, f"{path}[{index}]") for index, (part, was) in enumerate(pairs))
+    if isinstance(new, dict) and isinstance(old, dict):
+        return {key: _of_kind(old.get(key), part, None, f"{path}[{key!r}]") for key, part in new.items()}
     if mentions(annotation, type(new)) and not (type(old) is float and type(new) is bool):
         return new
     if isinstance(old, float) and (type(new) in (int, float) or is_array(new)):
@@ -156,14 +177,15 @@ def _checked(cfg: Any, path: str, new: Any) -> Any:
 def _before(parent: Any, key: Any) -> tuple[Any, Any]:
     """What stands under a key, or would by default, and what the signature says of it."""
     written = items(parent)
-    old = written[find(parent, key, ())] if key in written or isinstance(key, int) else None
-    if not is_node(parent) or is_node(parts(parent)[0]):
+    if key in written or isinstance(key, int):
+        key = find(parent, key, ())
+    old = written.get(key)
+    if not is_node(parent):
         return old, None
-    function = parts(parent)[0]
-    if key not in written and key in named_parameters(function):
-        default = named_parameters(function)[key].default
-        old = None if default is inspect.Parameter.empty else default
-    return old, signature_of(function)[1].get(str(key))
+    parameter, annotation = declared(parent, key)
+    if key not in written and parameter is not None and parameter.default is not inspect.Parameter.empty:
+        old = parameter.default
+    return old, annotation
 
 
 class Difference(NamedTuple):
@@ -220,9 +242,9 @@ def _differences(before: Any, after: Any, at: tuple[Any, ...]) -> list[Differenc
         return [Difference(join(at), before, after)] if different else []
     first, second = items(before), items(after)
     keys = list(dict.fromkeys([*first, *second]))
-    return [
-        found for key in keys for found in _differences(first.get(key, MISSING), second.get(key, MISSING), (*at, key))
-    ]
+    found = [one for key in keys for one in _differences(first.get(key, MISSING), second.get(key, MISSING), (*at, key))]
+    reordered = not found and is_node(before) and list(first) != list(second)  # arguments of a **kwargs
+    return [Difference(join(at), before, after)] if reordered else found
 
 
 def _same_kind(before: Any, after: Any) -> bool:
@@ -254,10 +276,11 @@ def with_defaults(cfg: T) -> T:
     for at, value in reversed(list(walk(cfg))):
         if not is_node(value) or is_node(parts(value)[0]):
             continue
+        placed = by_position(value)
         named = {
             name: parameter.default
             for name, parameter in named_parameters(parts(value)[0]).items()
-            if name not in parts(value)[1] and type(parameter.default) is float
+            if name not in parts(value)[1] and name not in placed and type(parameter.default) is float
         }
         cfg = update(cfg, at, lambda node, new=named: with_arguments(node, new))
     return cfg

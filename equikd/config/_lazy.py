@@ -6,10 +6,12 @@ from typing import Any, TypeVar, overload
 
 import equinox as eqx
 
-from equikd.config._names import display_name, from_portable, portable
+from equikd._compat import Tracer
+from equikd.config._names import display_name, from_portable, portable, shortened
 from equikd.config._node import build, build_partial, caller
 from equikd.config._roles import Plan, normalise
-from equikd.config._values import Pin, Ref, is_node
+from equikd.config._validate import host
+from equikd.config._values import Pin, Ref, is_config, is_node, is_part
 from equikd.errors import ConfigError, message, nearest
 from equikd.tree import is_glob
 
@@ -41,7 +43,10 @@ class _Lazy:
         return _Lazy(getattr(target, name))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return build(self.__equikd_target__, args, kwargs)
+        target = self.__equikd_target__
+        if isinstance(target, type) and hasattr(target, "__equikd_config__"):
+            return target(*args, **kwargs)  # plain data already
+        return build(target, args, kwargs)
 
     def __dir__(self) -> list[str]:
         return dir(self.__equikd_target__)
@@ -71,12 +76,14 @@ class _LazyFunction:
             target: a callable, or a module whose attributes are then lazy too.
 
         Returns:
-            Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. A module class is
-            typed as taking any arguments, since a checker would miss the PRNG key, which `resolve` adds; they are
-            checked when the node is written all the same.
+            Something typed as `target`, whose call is a node. Uncalled, it is the name of `target`. The call of a
+            config class is the config itself, which is plain data already. A module class is typed as taking any
+            arguments, since a checker would miss the PRNG key, which `resolve` adds; they are checked when the node is
+            written all the same.
 
         Raises:
-            ConfigError: `target` is neither; or, at the call, the arguments do not fit.
+            ConfigError: `target` is neither, or cannot be hashed, or is a config; or, at the call, the arguments do
+                not fit.
 
         Example:
             >>> import optax
@@ -87,7 +94,10 @@ class _LazyFunction:
             return target
         if not callable(target) and not isinstance(target, types.ModuleType):
             raise _no_target(target)
-        return target if is_node(target) else _Lazy(target)
+        if is_node(target):
+            return target
+        check_target(target)
+        return _Lazy(target)
 
     def partial(self, target: Callable[..., R], /) -> Callable[..., Callable[..., R]]:
         """Write a call down that lacks arguments: the node makes a `functools.partial`.
@@ -112,6 +122,7 @@ class _LazyFunction:
             function = function.__equikd_target__
         if not callable(function) or is_node(function):
             raise _no_target(function)
+        check_target(function)
         return lambda *args, **kwargs: build_partial(function, args, kwargs, caller())
 
     def __repr__(self) -> str:
@@ -123,6 +134,22 @@ def _no_target(target: Any) -> ConfigError:
     return ConfigError(message("lazy takes a callable or a module", got=got, where=caller()))
 
 
+def check_target(target: Any) -> None:
+    """Refuse what a node could not keep as plain data: it would hide the floats of a config, or have no equality."""
+    held = target if is_config(target) else getattr(target, "__self__", None)
+    if is_config(held):
+        kind = type(held).__qualname__
+        what = f"lazy takes a function or class, and {kind}(...) is a config, whose floats it would hide"
+        fix = f"write the config where it is used, or name a function that takes one: ek.lazy(function)({kind}(...))"
+        raise ConfigError(message(what, got=shortened(target), where=caller(), fix=fix))
+    try:
+        hash(target)
+    except TypeError:
+        what = f"lazy takes a function or class, and {shortened(target)} is an object that cannot be hashed"
+        fix = f"write the call that makes it: ek.lazy({type(target).__name__})(...)"
+        raise ConfigError(message(what, where=caller(), fix=fix)) from None
+
+
 lazy = _LazyFunction()
 
 
@@ -132,11 +159,21 @@ def pin(value: float) -> Any:
     Args:
         value: the number; inside the trace it has the value that the leaf dtype gives it.
 
+    Raises:
+        ConfigError: it is no number.
+
     Example:
         >>> pin(0.5)
         pin(0.5)
     """
-    return Pin(normalise(Plan("float", float), value, "pin"))
+    if type(value) is Pin:
+        return value
+    number = value if is_part(value) or isinstance(value, Tracer) else host(value)
+    if is_part(number) or isinstance(number, Tracer):
+        fix = "pin the value that it reads" if type(number) is Ref else None
+        got = "a traced value" if isinstance(number, Tracer) else shortened(number)
+        raise ConfigError(message("pin takes a number", got=got, expected="float", fix=fix))
+    return Pin(normalise(Plan("float", float), number, "pin"))
 
 
 def ref(path: str) -> Any:

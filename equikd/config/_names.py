@@ -50,10 +50,12 @@ def _public_name(thing: Any) -> str:
     if isinstance(thing, types.ModuleType):
         return thing.__name__ + ":"
     if isinstance(thing, np.dtype):
-        if _dtype(thing.name) != thing:
-            raise ConfigError(message(f"{thing!r} has no name of its own", fix="use a dtype of native byte order"))
-        return f"{_DTYPE}{thing.name}"
+        return f"{_DTYPE}{_dtype_name(thing)}"
     module, name = home(thing)
+    found = [f"{candidate}:{name}" for candidate in _modules(module, name) if _same(_attribute(candidate, name), thing)]
+    found = [] if module == "__main__" else found or _held(thing, [module] if "<" in name else _places(module))
+    if found:
+        return min(found, key=lambda path: ("._" in path or ":_" in path, path.count("."), len(path), path))
     if "<" in name:
         kind = "a lambda" if "<lambda>" in name else "a local function or class"
         raise ConfigError(
@@ -63,16 +65,56 @@ def _public_name(thing: Any) -> str:
         raise ConfigError(
             message(f"{name} is defined in __main__, where no other process finds it", fix=f"move {name} to a module")
         )
-    found = [f"{candidate}:{name}" for candidate in _modules(module, name) if _same(_attribute(candidate, name), thing)]
-    if not found:
-        raise ConfigError(message(f"{module}:{name} does not import back to the same object"))
-    return min(found, key=lambda path: ("._" in path, path.count("."), len(path), path))
+    raise ConfigError(message(f"{module}:{name} does not import back to the same object"))
+
+
+def _held(thing: Any, places: list[str]) -> list[str]:
+    """Names of what claims none that leads back to it: by the variable that holds it, or holds what it is bound to.
+
+    `g = jax.jit(f)` calls itself `f`, and `random.uniform` is a method of an object that has no name of its own.
+    """
+    if getattr(thing, "__name__", None) is None:
+        return []
+    found = [f"{place}:{name}" for place in places for name, value in _variables(place) if _same(value, thing)]
+    owner, name = getattr(thing, "__self__", None), thing.__name__
+    if owner is None or isinstance(owner, type | types.ModuleType) or found:
+        return found
+    owned = [f"{place}:{held}.{name}" for place in places for held, value in _variables(place) if value is owner]
+    return [path for path in owned if _same(_attribute(*path.split(":")), thing)]
+
+
+def _places(module: str) -> list[str]:
+    """Loaded modules that may hold a thing of this module: its own package's public ones, and itself."""
+    package = module.partition(".")[0]
+    others = ("scipy",) if module == "numpy" else ()
+    public = [
+        name
+        for name in list(sys.modules)
+        if name.partition(".")[0] in (package, *others) and not any(part.startswith("_") for part in name.split("."))
+    ]
+    return list(dict.fromkeys([*public, module]))
+
+
+def _variables(module: str) -> list[tuple[str, Any]]:
+    held = getattr(sys.modules.get(module), "__dict__", {})
+    return [(name, value) for name, value in list(held.items()) if name.isidentifier() and not name.startswith("__")]
 
 
 _DTYPE = "numpy:dtype."  # numpy:float32 is the scalar class, numpy:dtype.float32 the dtype
 
 
+def _dtype_name(dtype: np.dtype) -> str:
+    text = f"{dtype.char}{dtype.itemsize // {'U': 4, 'S': 1}[dtype.char]}" if dtype.char in "US" else dtype.name
+    if _dtype(text) == dtype:
+        return text
+    plain = dtype.names is None and dtype.subdtype is None and not dtype.isnative
+    fix = "use a dtype of native byte order" if plain else "make it in the function that uses it"
+    raise ConfigError(message(f"{dtype!r} has no name of its own", fix=fix))
+
+
 def _dtype(name: str) -> np.dtype | None:
+    if re.fullmatch(r"[US]\d{1,9}", name):
+        return np.dtype(name)
     try:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):  # numpy parses names such as "(2,)f4"
@@ -94,6 +136,9 @@ def home(thing: Any) -> tuple[str, str]:
     owner = getattr(thing, "__self__", None)
     if isinstance(owner, type):  # a class method, perhaps of a base class
         module, name = owner.__module__, f"{owner.__qualname__}.{thing.__name__}"
+    described = getattr(thing, "__objclass__", None)
+    if module is None and isinstance(described, type):  # a method such as str.upper
+        module = described.__module__
     if isinstance(thing, np.ufunc):
         module = "numpy"
     if not isinstance(module, str) or not isinstance(name, str):
@@ -218,7 +263,7 @@ def _modules(module: str, name: str) -> list[str]:
         and not any(part.startswith("_") for part in candidate.split("."))
         and top in getattr(loaded, "__dict__", {})
     ]
-    return [*public, module]
+    return [*public, module, *(["types"] if module == "builtins" else [])]  # type(None) is found in types alone
 
 
 def _attribute(module: str, name: str) -> Any:

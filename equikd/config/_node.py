@@ -19,13 +19,27 @@ from typing import Any
 import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
+from equikd.config._arguments import checked_argument
 from equikd.config._dataclass import comparison_key
-from equikd.config._flatten import Aux, flatten_values, from_child
+from equikd.config._flatten import Aux, alive, flatten_values, from_child, has_float
 from equikd.config._names import display_name, from_portable, portable, spell
-from equikd.config._roles import ARGUMENT, Plan, normalise
-from equikd.config._signatures import admits_float, admits_none, admits_text, named_parameters, needs_key, signature_of
-from equikd.config._values import is_node, typed_key
+from equikd.config._roles import ARGUMENT, is_uncalled
+from equikd.config._signatures import named_parameters, needs_key, parameter_of, signature_of
+from equikd.config._values import as_leaf, is_node, typed_key
 from equikd.errors import ConfigError, listing, message, nearest, report
+
+
+class _Protocol:
+    """A method that the class has for `equikd.tree`; of an instance, an argument of that name comes first."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __get__(self, node: Any, owner: type) -> Any:
+        if node is None:
+            return self.method
+        name = self.method.__name__
+        return node[name] if name in node.__node_arguments__ else types.MethodType(self.method, node)
 
 
 class Node:
@@ -35,39 +49,39 @@ class Node:
     are equal if they call the same thing with equal arguments.
     """
 
-    __slots__ = ("_arguments", "_flat", "_function", "_where")
+    __slots__ = ("__node_arguments__", "__node_flat__", "__node_function__", "__node_where__")
     __equikd_node__ = True
 
     def __init__(self, function: Any, arguments: Mapping[str | int, Any], where: str = "") -> None:
-        object.__setattr__(self, "_function", function)
-        object.__setattr__(self, "_arguments", dict(arguments))
-        object.__setattr__(self, "_where", where)
-        object.__setattr__(self, "_flat", None)
+        object.__setattr__(self, "__node_function__", function)
+        object.__setattr__(self, "__node_arguments__", dict(arguments))
+        object.__setattr__(self, "__node_where__", where)
+        object.__setattr__(self, "__node_flat__", None)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self._arguments[name]
+            return self.__node_arguments__[name]
         except KeyError:
-            given = [key for key in self._arguments if isinstance(key, str)]
+            given = [key for key in self.__node_arguments__ if isinstance(key, str)]
             text = message(
-                f"{display_name(self._function)} is written without an argument {name!r}",
+                f"{display_name(self.__node_function__)} is written without an argument {name!r}",
                 near=nearest(name, given),
-                expected=f"one of {listing(self._arguments)}" if self._arguments else "no arguments",
+                expected=f"one of {listing(self.__node_arguments__)}" if self.__node_arguments__ else "no arguments",
             )
             raise AttributeError(text) from None
 
     def __getitem__(self, index: int | str) -> Any:
-        if index in self._arguments:
-            return self._arguments[index]
-        count = sum(isinstance(key, int) for key in self._arguments)
+        if index in self.__node_arguments__:
+            return self.__node_arguments__[index]
+        count = sum(isinstance(key, int) for key in self.__node_arguments__)
         if isinstance(index, int) and -count <= index < 0:
-            return self._arguments[index + count]
+            return self.__node_arguments__[index + count]
         raise IndexError(
             message(
-                f"{display_name(self._function)} is written without an argument [{index!r}]",
-                expected=f"one of {listing(self._arguments)}" if self._arguments else "no arguments",
+                f"{display_name(self.__node_function__)} is written without an argument [{index!r}]",
+                expected=f"one of {listing(self.__node_arguments__)}" if self.__node_arguments__ else "no arguments",
             )
         )
 
@@ -86,37 +100,40 @@ class Node:
         return hash(_comparison_key(self))
 
     def __repr__(self) -> str:
-        parts = [spell(v) if isinstance(k, int) else f"{k}={spell(v)}" for k, v in self._arguments.items()]
-        return f"{spell(self._function)}({', '.join(parts)})"
+        parts = [spell(v) if isinstance(k, int) else f"{k}={spell(v)}" for k, v in self.__node_arguments__.items()]
+        return f"{spell(self.__node_function__)}({', '.join(parts)})"
 
     def __reduce__(self) -> Any:
-        return _unpickle, (portable(self._function), portable(self._arguments), self._where)
+        return _unpickle, (portable(self.__node_function__), portable(self.__node_arguments__), self.__node_where__)
 
+    @_Protocol
     def tree_items(self) -> dict[Any, Any]:
         """The parts under their keys; a called node's own arguments stand under `__call__`."""
-        inner = {"__call__": self._function} if is_node(self._function) else {}
-        return {**inner, **self._arguments}
+        inner = {"__call__": self.__node_function__} if is_node(self.__node_function__) else {}
+        return {**inner, **self.__node_arguments__}
 
+    @_Protocol
     def tree_replace(self, key: Any, value: Any) -> "Node":
         """A copy with one argument changed, its role kept."""
         if key == "__call__":
-            return Node(value, self._arguments, self._where)
-        function = _signed(self._function, self._arguments)
-        new = _argument(function, key, value, _place(function, key))
-        return with_arguments(self, {key: new})
+            return Node(value, self.__node_arguments__, self.__node_where__)
+        return with_arguments(self, {key: fitting(self, key, value)})
 
+    @_Protocol
     def tree_accepts(self, key: Any) -> bool:
         """Whether the signature has an argument of this name that is not written yet."""
-        if is_node(self._function) or not isinstance(key, str):
+        function, _ = _signed(self)
+        if is_node(function) or not isinstance(key, str):
             return False
-        return key in named_parameters(_signed(self._function, self._arguments))
+        return key in named_parameters(function) and key not in by_position(self)
 
+    @_Protocol
     def map(self, change: Callable[[Any], Any]) -> "Node":
         """A copy whose arguments are changed, without checks."""
         return Node(
-            change(self._function) if is_node(self._function) else self._function,
-            {key: change(value) for key, value in self._arguments.items()},
-            self._where,
+            change(self.__node_function__) if is_node(self.__node_function__) else self.__node_function__,
+            {key: change(value) for key, value in self.__node_arguments__.items()},
+            self.__node_where__,
         )
 
 
@@ -126,32 +143,50 @@ def _unpickle(function: Any, arguments: dict[Any, Any], where: str) -> Node:
 
 def with_arguments(node: Node, arguments: Mapping[Any, Any]) -> Node:
     """The node with more or other arguments, all in the order of the signature, so that equal calls are equal."""
-    both = {**node._arguments, **arguments}
-    names = [] if is_node(node._function) else list(named_parameters(node._function))
+    both = {**node.__node_arguments__, **arguments}
+    function, _ = _signed(node)
+    names = [] if is_node(function) else list(named_parameters(function))
     rank = {name: index for index, name in enumerate(names)}
     order = sorted(both, key=lambda key: -1 if isinstance(key, int) else rank.get(key, len(names)))
-    return Node(node._function, {key: both[key] for key in order}, node._where)
+    return Node(node.__node_function__, {key: both[key] for key in order}, node.__node_where__)
 
 
 def parts(node: Node) -> tuple[Any, dict[Any, Any], str]:
     """Function, arguments and origin of a node (its attributes are the arguments of the call)."""
-    return node._function, node._arguments, node._where
+    return node.__node_function__, node.__node_arguments__, node.__node_where__
 
 
 def _comparison_key(node: Node) -> Any:
-    arguments = tuple((key, comparison_key(value)) for key, value in node._arguments.items())
-    return (Node, node._function if is_node(node._function) else typed_key(node._function), arguments)
+    arguments = tuple((key, comparison_key(value)) for key, value in node.__node_arguments__.items())
+    return (
+        Node,
+        node.__node_function__ if is_node(node.__node_function__) else typed_key(node.__node_function__),
+        arguments,
+    )
 
 
 def _flatten(node: Node) -> tuple[tuple[Any, ...], Aux]:
     x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # set up at run time by jax
-    cached = node._flat
-    if cached is None or (cached[0] is not x64 and cached[0] is not None):
-        named = {key: (ARGUMENT, value) for key, value in node.tree_items().items()}
-        extra = None if is_node(node._function) else (typed_key(node._function),)
+    cached = node.__node_flat__
+    if cached is None or (cached[0] is not None and (cached[0] is not x64 or not alive(cached[1][0]))):
+        named = {key: (ARGUMENT, value) for key, value in Node.tree_items(node).items()}
+        function = None if is_node(node.__node_function__) else typed_key(node.__node_function__)
+        extra = (function, tuple(node.__node_arguments__))  # the order is seen by a function with **kwargs
         cached = (x64, flatten_values(named, (extra, _Origin(node))))
-        object.__setattr__(node, "_flat", cached)
+        object.__setattr__(node, "__node_flat__", cached)
+    elif cached[0] is None and has_float(cached[1][0]):
+        return _strong(cached[1][0]), cached[1][1]
     return cached[1]
+
+
+def _strong(child: Any) -> Any:
+    """A child that a tree operation made, its Python floats wrapped, lest they be weak at the jit border."""
+    if type(child) is float:
+        with jax.ensure_compile_time_eval():
+            return jax.device_put(as_leaf(child))
+    if type(child) is tuple:
+        return tuple(map(_strong, child))
+    return {key: _strong(part) for key, part in child.items()} if type(child) is dict else child
 
 
 class _Origin:
@@ -160,7 +195,7 @@ class _Origin:
     __slots__ = ("function", "where")
 
     def __init__(self, node: Node) -> None:
-        self.function, self.where = node._function, node._where
+        self.function, self.where = node.__node_function__, node.__node_where__
 
     def __eq__(self, other: object) -> bool:
         return type(other) is _Origin
@@ -183,27 +218,11 @@ def _unflatten(aux: Aux, children: Any) -> Node:
     order = {key: values[key] for key in sorted(values, key=aux.position)}
     function = order.pop("__call__", origin.function)
     node = Node(function, order, origin.where)
-    object.__setattr__(node, "_flat", (None, (children, aux)))
+    object.__setattr__(node, "__node_flat__", (None, (children, aux)))
     return node
 
 
 jax.tree_util.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _flatten)
-
-
-def _argument(function: Any, name: Any, value: Any, path: str) -> Any:
-    value = normalise(ARGUMENT, value, path)
-    if value is None and not is_node(function) and not admits_none(function, name):
-        raise ConfigError(message(f"{path}: wrong kind of value", got="None", expected="float"))
-    if type(value) in (bool, str) and not is_node(function):
-        parameter = named_parameters(function).get(name)
-        wants_float = signature_of(function)[1].get(str(name)) is float
-        wants_number = parameter is not None and type(parameter.default) is float
-        no_text = type(value) is str and admits_float(function, name) and not admits_text(function, name)
-        if wants_float or no_text or (type(value) is bool and wants_number):
-            raise ConfigError(message(f"{path}: wrong kind of value", got=repr(value), expected="float"))
-    if type(value) is int and not is_node(function) and admits_float(function, name):
-        return normalise(Plan("float", float), value, path)
-    return value
 
 
 def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str | None = None) -> Node:
@@ -217,17 +236,15 @@ def build(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: s
         name = function.__name__
         fix = f"name what it is to call: ek.lazy({name}).name(...)"
         raise ConfigError(message(f"{name} is a module, which cannot be called", where=where, fix=fix))
+    if function is functools.partial and args and _is_target(args[0]):
+        return build_partial(args[0], args[1:], kwargs, where)
     signature, _ = (None, {}) if is_node(function) else signature_of(function)
     odd = [name for name in kwargs if name.startswith(("__", "["))]  # JSON has these for itself
     if odd:
         raise ConfigError(
             message(f"{_short_name(function)}: {odd[0]!r} cannot be the name of an argument", where=where)
         )
-    named = (
-        dict(enumerate(args)) | dict(sorted(kwargs.items()))
-        if signature is None
-        else _bind(function, signature, args, kwargs, where)
-    )
+    named = dict(enumerate(args)) | kwargs if signature is None else _bind(function, signature, args, kwargs, where)
     return Node(function, _checked(function, named, where), where)
 
 
@@ -236,7 +253,7 @@ def _checked(function: Any, named: Mapping[Any, Any], where: str) -> dict[Any, A
     errors, values = [], {}
     for key, value in named.items():
         try:
-            values[key] = _argument(function, key, value, _place(function, key))
+            values[key] = checked_argument(function, key, value, _place(function, key))
         except ConfigError as error:
             errors.append(f"{error}\n  written:  {where}")
     if errors:
@@ -250,6 +267,7 @@ def build_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     Raises:
         ConfigError: unknown or doubled arguments, or values that are no plain data; all at once.
     """
+    function = function.__equikd_target__ if is_uncalled(function) else function
     signature, _ = signature_of(function)
     named = dict(enumerate(args)) | kwargs
     names: list[Any] = list(range(len(args)))
@@ -258,12 +276,47 @@ def build_partial(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
         names = [name if name in named else at for at, name in zip(names, signature.parameters, strict=False)]
     values = _checked(function, named, where)
     positional = [values.pop(name) for name in names]  # they stay positional, as the call that is still to come sees it
-    return build(functools.partial, (function, *positional), values, where)
+    given = dict(enumerate((checked_argument(functools.partial, 0, function, "partial[0]"), *positional)))
+    return Node(functools.partial, given | values, where)
 
 
-def _signed(function: Any, arguments: Mapping[Any, Any]) -> Any:
-    """What says which arguments a call takes: of a partial, the function that it is a part of."""
-    return arguments.get(0, function) if function is functools.partial else function
+def _is_target(value: Any) -> bool:
+    return is_uncalled(value) or (callable(value) and not is_node(value))
+
+
+def _signed(node: Node) -> tuple[Any, int]:
+    """What says which arguments a call takes, and at which position they start: of a partial, the function in it."""
+    function, arguments = node.__node_function__, node.__node_arguments__
+    if function is functools.partial and _is_target(arguments.get(0)):
+        return arguments[0], 1
+    return function, 0
+
+
+def fitting(node: Node, key: str | int, value: Any) -> Any:
+    """A value as the node would hold it as this argument.
+
+    Raises:
+        ConfigError: it is of the wrong kind.
+    """
+    function, shift = _signed(node)
+    place = key - shift if isinstance(key, int) else key
+    return value if place == -1 else checked_argument(function, place, value, _place(node.__node_function__, key))
+
+
+def declared(node: Node, key: str | int) -> tuple[inspect.Parameter | None, Any]:
+    """The parameter that takes an argument of a node, and its annotation; None and `Parameter.empty` if unknown."""
+    function, shift = _signed(node)
+    place = key - shift if isinstance(key, int) else key
+    return (None, inspect.Parameter.empty) if is_node(function) or place == -1 else parameter_of(function, place)
+
+
+def by_position(node: Node) -> dict[str, int]:
+    """Arguments that have a name in the signature and yet are written by position: name -> position."""
+    function, shift = _signed(node)
+    signature, _ = (None, {}) if is_node(function) else signature_of(function)
+    parameters = () if signature is None else signature.parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return {name: at for at, name in enumerate(names, shift) if at in node.__node_arguments__}
 
 
 def _short_name(function: Any) -> str:
@@ -285,6 +338,12 @@ def _bind(
     except TypeError as error:
         takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
         unknown = [] if takes_any else [name for name in kwargs if name not in kinds]
+        names = list(kinds)
+        if filled and not unknown and len(args) > names.index("key"):  # a value stands where the key belongs
+            following = zip(names[names.index("key") + 1 :], args[names.index("key") :], strict=False)
+            after = ", ".join(f"{name}={spell(value)}" for name, value in following)
+            what = f"{_short_name(function)}: its PRNG key is not written, resolve fills it"
+            raise ConfigError(message(what, where=where, fix=f"name what comes after it: {after}")) from None
         raise ConfigError(
             message(
                 f"{_short_name(function)}: "
@@ -305,7 +364,7 @@ def _bind(
         }
     for name, value in bound.items():
         if kinds[name] is inspect.Parameter.VAR_KEYWORD:
-            named.update(sorted(value.items()))
+            named.update(value)
         elif kinds[name] is inspect.Parameter.POSITIONAL_ONLY:
             named[list(kinds).index(name)] = value
         else:

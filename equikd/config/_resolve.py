@@ -4,6 +4,10 @@ On the host the floats are Python floats. Inside a trace they are tracers, hande
 promote like Python floats (a strong one would turn bf16 optimizer state into float32). A reference resolves to what
 stands at its path, and a node that is referred to is built once. An exception keeps its type and traceback and gains a
 note with the config path and the line that wrote the node.
+
+Where Python needs the value of a traced float in a call, the note also names the float to pin. What a call returns may
+need it later, as a schedule that branches when it is called: of that `resolve` sees nothing; a trainer explains it, and
+`ek.inspect.traceable` finds it only in a trainer.
 """
 
 import re
@@ -17,11 +21,12 @@ import numpy as np
 from equikd._compat import Tracer, is_weak, weaken
 from equikd.config._dataclass import fields_of, plans, raw
 from equikd.config._names import display_name
-from equikd.config._node import Node, needs_key, parts
-from equikd.config._roles import is_uncalled
+from equikd.config._node import Node, fitting, parts
+from equikd.config._roles import Plan, is_uncalled, normalise
+from equikd.config._signatures import needs_key
 from equikd.config._values import Pin, Ref, float_dtype, is_config, is_node, is_part
 from equikd.errors import ConfigError, message, report
-from equikd.tree import Path, PathError, find, items, join, parse, walk
+from equikd.tree import Path, PathError, find, items, join, parse, update, walk
 
 
 def resolve(value: Any, *, key: jax.Array | None = None, root: Any = None, path: str = "") -> Any:
@@ -99,7 +104,44 @@ class Resolver:
             name: part if name in opaque and not is_part(part) else self.build(part, (*at, name))
             for name, part in fields.items()
         }
+        for name, plan in plans(type(value)).items():
+            if new[name] is not fields[name]:
+                new[name] = self._fitting(plan, fields[name], new[name], (*at, name))
         return value if all(new[name] is fields[name] for name in fields) else raw(type(value), new)
+
+    def _fitting(self, plan: Plan, written: Any, built: Any, at: Path) -> Any:
+        """What a field's references have led to, if it fits the field as a written value would have to."""
+        if type(written) is Ref:
+            return self._read(built, at, written, lambda value: normalise(plan, value, join(at)))
+        if plan.kind in ("tuple", "sequence") and type(written) is tuple:
+            members = plan.members * len(written) if plan.kind == "sequence" else plan.members
+            pairs = zip(members, written, built, strict=True)
+            return tuple(self._fitting(m, w, b, (*at, index)) for index, (m, w, b) in enumerate(pairs))
+        if plan.kind == "dict" and isinstance(written, dict):
+            return {k: self._fitting(plan.members[0], w, built[k], (*at, k)) for k, w in written.items()}
+        return built
+
+    def _read(self, value: Any, at: Path, reference: Ref, fit: Callable[[Any], Any]) -> Any:
+        """A number or text that a reference has led to, as its reader holds it; built objects pass."""
+        traced = isinstance(value, jax.Array) and not value.ndim and jax.numpy.issubdtype(value.dtype, np.number)
+        if not traced and type(value) not in (bool, int, float, str):
+            return value
+        floating = traced and jax.numpy.issubdtype(value.dtype, np.floating)
+        try:
+            fitting = fit((0.5 if floating else 1) if traced else value)  # of a traced value, its kind alone is known
+        except ConfigError as error:
+            got = f"{'a traced ' if traced else ''}{'float' if floating else type(value).__name__}"
+            got = f"{got} at {reference.path}" if traced else f"{got} {value!r} at {reference.path}"
+            expected = re.search(r"expected: +(.*)", str(error))
+            raise ConfigError(
+                message(
+                    f"{join(at)} = {reference!r} leads to a value of the wrong kind",
+                    got=got,
+                    expected=expected.group(1) if expected else None,
+                    fix=f"refer to a value that {join(at)} could hold itself",
+                )
+            ) from None
+        return value if traced else fitting
 
     def _refer(self, reference: Ref, at: Path) -> Any:
         try:
@@ -116,18 +158,21 @@ class Resolver:
             self.open.pop()
 
     def _call(self, node: Node, at: Path) -> Any:
-        function, arguments, where = parts(node)
+        function, arguments, _ = parts(node)
         if is_node(function):
             function = self.build(function, (*at, "__call__"))
-        values = {key: self.build(part, (*at, key)) for key, part in arguments.items()}
-        positional = [values.pop(key) for key in sorted(key for key in values if isinstance(key, int))]
-        if not is_node(parts(node)[0]) and needs_key(function) and "key" not in values:
-            values["key"] = self._key(node, at)
+        given = {key: self._argument(node, key, part, (*at, key)) for key, part in arguments.items()}
+        if not is_node(parts(node)[0]) and needs_key(function) and "key" not in given:
+            given["key"] = self._key(node, at)
         try:
-            return function(*positional, **values)
+            return _called(function, given)
         except Exception as error:
-            error.add_note(self._note(node, at, where, error))
+            error.add_note(self._note(node, at, error, function, given))
             raise
+
+    def _argument(self, node: Node, key: Any, part: Any, at: Path) -> Any:
+        built = self.build(part, at)
+        return self._read(built, at, part, lambda value: fitting(node, key, value)) if type(part) is Ref else built
 
     def _key(self, node: Node, at: Path) -> jax.Array:
         if self.key is None:
@@ -141,16 +186,75 @@ class Resolver:
         below = join(at[len(self.base) :])
         return jax.random.fold_in(self.key, np.uint32(zlib.crc32(below.encode())))
 
-    def _note(self, node: Node, at: Path, where: str, error: Exception) -> str:
-        text = f"while resolving {join(at) or 'the config'} = {_short(node)}, written at {where}"
-        if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
-            floats = [join((*at, *p)) for p, v in walk(node) if isinstance(v, Tracer) and not v.ndim]
-            pins = ", ".join(f"{path!r}: ek.pin(...)" for path in floats[:8])
-            if floats:
-                text += (
-                    f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
-                )
+    def _note(self, node: Node, at: Path, error: Exception, function: Any, given: dict[Any, Any]) -> str:
+        text = f"while resolving {join(at) or 'the config'} = {_short(node)}, written at {parts(node)[2]}"
+        if not isinstance(error, (*_NEEDS_VALUE, TypeError)):
+            return text
+        floats = self._traced(parts(node)[1], given, at)
+        guilty = _guilty(function, given, list(floats), error)
+        if guilty is None and isinstance(error, _NEEDS_VALUE):  # one inside what is built here, or none of them alone
+            floats |= {p: join((*at, *p)) for p, v in walk(node) if p not in floats and _is_traced(v)}
+            guilty = list(floats)
+        if guilty:
+            pins = ", ".join(f"{path!r}: ek.pin(...)" for path in dict.fromkeys(floats[p] for p in guilty[:8]))
+            text += f"\nPython needs the value of one of its traced floats here; pin it: ek.override(cfg, {{{pins}}})"
         return text
+
+    def _traced(self, written: Any, built: Any, at: Path, inside: Path = ()) -> dict[Path, str]:
+        """Place among the arguments -> config path to pin, of the traced floats that a call is given directly."""
+        if _is_traced(built):
+            path = join((*at, *inside))
+            while type(written) is Ref:
+                path = written.path
+                written = target_of(self.root, path)[0]
+            return {inside: path}
+        if type(written) is not tuple and not isinstance(written, dict):
+            return {}
+        found: dict[Path, str] = {}
+        for key, part in items(written).items():
+            found |= self._traced(part, built[key], at, (*inside, key))
+        return found
+
+
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, Tracer) and not value.ndim and jax.numpy.issubdtype(value.dtype, np.floating)
+
+
+def _called(function: Any, given: dict[Any, Any]) -> Any:
+    named = dict(given)
+    positional = [named.pop(key) for key in sorted(key for key in given if isinstance(key, int))]
+    return function(*positional, **named)
+
+
+def _guilty(function: Any, given: dict[Any, Any], floats: list[Path], error: Exception) -> list[Path] | None:
+    """Which floats make a call fail when they alone are traced; None if it fails so with none of them traced.
+
+    Their values are not known inside a trace: some number stands for each that is not traced.
+    """
+
+    def fails(traced: Path | None) -> bool:
+        def call(value: Any) -> None:
+            arguments = given
+            for path in floats:
+                arguments = update(arguments, path, lambda _, new=value if path == traced else 0.5: new)
+            _called(function, arguments)
+
+        try:
+            jax.eval_shape(lambda value: call(weaken(value)), np.zeros((), float_dtype()))
+        except type(error):
+            return True
+        except Exception:  # of another kind, for the number that stands there
+            return False
+        return False
+
+    return None if not floats or fails(None) else [path for path in floats if fails(path)] or None
 
 
 def _short(node: Node) -> str:

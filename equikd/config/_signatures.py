@@ -7,17 +7,39 @@ import typing
 from typing import Any
 
 
-@functools.lru_cache(maxsize=4096)
 def signature_of(function: Any) -> tuple[inspect.Signature | None, dict[str, Any]]:
     """The signature of a callable and the evaluated annotations of its arguments; None where it has none."""
     try:
-        signature = inspect.signature(function)
+        return _signature_of(function)
+    except TypeError:  # it cannot be hashed
+        return None, {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature_of(function: Any) -> tuple[inspect.Signature | None, dict[str, Any]]:
+    target = function
+    try:
+        if not isinstance(function, type | types.MethodType):
+            target = inspect.unwrap(function, stop=_has_own_parameters)
+        signature = inspect.signature(target, follow_wrapped=isinstance(target, type | types.MethodType))
     except (TypeError, ValueError):
         return None, {}
-    target = function.__init__ if isinstance(function, type) else inspect.unwrap(function)
+    code = target.__init__ if isinstance(target, type) else inspect.unwrap(target) if target is function else target
     found = {name: p.annotation for name, p in signature.parameters.items() if p.annotation is not p.empty}
-    space = getattr(target, "__globals__", {})
+    space = getattr(code, "__globals__", {})
     return signature, {name: _evaluated(annotation, space) for name, annotation in found.items()}
+
+
+def _has_own_parameters(function: Any) -> bool:
+    """Whether a wrapper takes other arguments than what it wraps: it names some that are not handed over."""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+        wrapped = inspect.signature(function.__wrapped__).parameters
+    except (AttributeError, TypeError, ValueError):
+        return False
+    variadic = [p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named = {p.name for p in parameters if not p.name.startswith("__")}.difference(variadic)  # __: beartype's own
+    return not variadic or not named <= wrapped.keys()
 
 
 def _evaluated(annotation: Any, space: dict[str, Any]) -> Any:
@@ -31,35 +53,46 @@ def _evaluated(annotation: Any, space: dict[str, Any]) -> Any:
 def named_parameters(function: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a callable that can be given by name."""
     signature, _ = signature_of(function)
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {} if signature is None else {name: p for name, p in signature.parameters.items() if p.kind in named}
+    return {} if signature is None else {name: p for name, p in signature.parameters.items() if p.kind in _BY_NAME}
 
 
-def admits_float(function: Any, name: Any) -> bool:
-    """Whether the signature says that an argument may be a float, by annotation or default."""
+def parameter_of(function: Any, key: Any) -> tuple[inspect.Parameter | None, Any]:
+    """The parameter that takes an argument given by name or position, and its annotation; None where none is known."""
     signature, found = signature_of(function)
-    parameter = signature.parameters.get(str(name)) if signature is not None else None
-    if parameter is not None and type(parameter.default) is float:
-        return True
-    return mentions(found.get(str(name)), float)
+    if signature is None:
+        return None, inspect.Parameter.empty
+    parameters = signature.parameters
+    if isinstance(key, int):
+        places = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = inspect.Parameter.VAR_POSITIONAL
+        parameter = places[key] if key < len(places) else next((p for p in parameters.values() if p.kind is rest), None)
+    else:
+        parameter, rest = parameters.get(key), inspect.Parameter.VAR_KEYWORD
+        if parameter is None or parameter.kind not in _BY_NAME:
+            parameter = next((p for p in parameters.values() if p.kind is rest), None)
+    return parameter, inspect.Parameter.empty if parameter is None else found.get(parameter.name, parameter.empty)
 
 
-def admits_none(function: Any, name: Any) -> bool:
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def admits_float(parameter: inspect.Parameter | None, annotation: Any) -> bool:
+    """Whether an argument may be a float, by annotation or default."""
+    return (parameter is not None and type(parameter.default) is float) or mentions(annotation, float)
+
+
+def admits_none(parameter: inspect.Parameter | None, annotation: Any) -> bool:
     """Whether an argument may be None: unless the signature asks for a float, and neither names None nor has it."""
-    signature, found = signature_of(function)
-    parameter = signature.parameters.get(str(name)) if signature is not None else None
-    if parameter is None or parameter.default is None or not admits_float(function, name):
+    if parameter is None or parameter.default is None or not admits_float(parameter, annotation):
         return True
-    return str(name) in found and mentions(found[str(name)], type(None))
+    return mentions(annotation, type(None))
 
 
-def admits_text(function: Any, name: Any) -> bool:
+def admits_text(parameter: inspect.Parameter | None, annotation: Any) -> bool:
     """Whether the annotation of an argument leaves room for a string; one that says nothing checkable does."""
-    signature, found = signature_of(function)
-    parameter = signature.parameters.get(str(name)) if signature is not None else None
-    if str(name) not in found:  # no annotation: its default alone tells
+    if annotation is inspect.Parameter.empty:  # its default alone tells
         return parameter is None or type(parameter.default) is not float
-    return _may_be_text(found[str(name)])
+    return _may_be_text(annotation)
 
 
 def _may_be_text(annotation: Any) -> bool:

@@ -139,7 +139,7 @@ def host(cfg: T) -> T:
             fields = fields_of(value).items()
             return raw(type(value), {name: part if kinds[name] == "opaque" else rebuild(part) for name, part in fields})
         if is_node(value):
-            return value.map(rebuild)
+            return type(value).map(value, rebuild)
         if type(value) is tuple:
             return tuple(map(rebuild, value))
         if isinstance(value, dict):

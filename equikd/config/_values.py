@@ -109,6 +109,9 @@ class Pin:
     def __hash__(self) -> int:
         return hash((Pin, typed_key(self.value)))
 
+    def __reduce__(self) -> Any:
+        return Pin, (self.value,)
+
     def __repr__(self) -> str:
         return f"pin({self.value!r})"
 
@@ -126,6 +129,9 @@ class Ref:
 
     def __hash__(self) -> int:
         return hash((Ref, self.path))
+
+    def __reduce__(self) -> Any:
+        return Ref, (self.path,)
 
     def __repr__(self) -> str:
         return f"ref({self.path!r})"
@@ -154,7 +160,7 @@ class FrozenDict(dict[str, Any]):
         fix = "make a changed copy of the config: ek.override(cfg, {'path': value}), or dataclasses.replace(cfg, ...)"
         raise ConfigError(message("a dict in a config cannot be changed in place", got=shortened(self), fix=fix))
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
         return FrozenDict, (dict(self),)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from equikd.config import override, pin, resolve
 from equikd.data import pipeline
 from equikd.model import build, static_floats
-from equikd.model._floats import NEEDS_VALUE, float_leaves, line_of, spelled, with_floats
+from equikd.model._floats import float_leaves, line_of, spelled, with_floats
 from equikd.train._check import abstract
 from equikd.train._in_step import enclosed
 from equikd.train._init import initial_state
@@ -109,17 +109,23 @@ def _control_flow(config: Any, run: Callable[[Any], Any]) -> dict[str, Untraceab
     floats = float_leaves(config, everywhere=True)
     if not floats or _tried(config, list(floats.values()), run) is None:
         return dict.fromkeys(floats)
+    _tried(config, [], run, catch=())  # what fails with no float traced is wrong in another way
     return {path: _tried(config, [index], run) for path, index in floats.items()}
 
 
-def _tried(config: Any, positions: list[int], run: Callable[[Any], Any]) -> Untraceable | None:
-    """Where it fails with the floats at some positions traced, or None."""
+def _tried(
+    config: Any, positions: list[int], run: Callable[[Any], Any], catch: tuple[type[Exception], ...] = (Exception,)
+) -> Untraceable | None:
+    """Where it fails with the floats at some positions traced, or None.
+
+    Not only by JAX's own errors: Python says "unhashable type" of a traced value, or "unsupported format string".
+    """
     failed: list[Untraceable] = []
 
     def probe(*values: jax.Array) -> None:
         try:
             run(with_floats(config, dict(zip(positions, values, strict=True))))
-        except NEEDS_VALUE as error:
+        except catch as error:
             failed.append(Untraceable("control flow", line_of(error) or str(error).splitlines()[0]))
 
     abstract(probe, *[jax.ShapeDtypeStruct((), jnp.result_type(float))] * len(positions))

@@ -58,14 +58,20 @@ def float_leaves(config: Any, *, everywhere: bool = False) -> dict[str, int]:
     return {
         path: index
         for index, (path, leaf) in enumerate(named_leaves(config).items())
-        if (fields is None or parse(path)[0] in fields) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if (fields is None or parse(path)[0] in fields) and _is_float(leaf)
     }
+
+
+def _is_float(leaf: Any) -> bool:
+    """Whether a leaf is a float, of a config or of a plain container around configs."""
+    return type(leaf) is float or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def with_floats(config: Any, floats: dict[int, Any]) -> Any:
     """A step's config with other values at some positions, and Python numbers at all others."""
     leaves, tree = jax.tree.flatten(config)
-    return tree.unflatten([floats[i] if i in floats else leaf.item() for i, leaf in enumerate(leaves)])
+    host = [leaf.item() if hasattr(leaf, "item") else leaf for leaf in leaves]
+    return tree.unflatten([floats.get(i, leaf) for i, leaf in enumerate(host)])
 
 
 def blamed(config: Any, fails: Callable[[Any], bool], *, everywhere: bool = False) -> list[str]:

@@ -6,8 +6,9 @@ own schedules branch in Python on most of these. On the same numbers the values 
 arguments of its functions. One serves as the argument of an optimizer,
 `lazy(optax.adamw)(WarmupCosine(0.0, 3e-4, 100, ref("num_steps")))`, and as the weight of a loss.
 
-They never branch: no traced step count, however wrong, makes a nan. Numbers that make no sense are refused on the host,
-by `validate`.
+Before step 0 a schedule has its initial value (optax mirrors the cosine there, and its one-cycles are 0). None
+branches in Python, and no traced step count, however wrong, makes a nan. Numbers that make no sense are refused on the
+host, by `validate`.
 
 | file | what it holds |
 | --- | --- |

@@ -38,6 +38,12 @@ def as_float(count: Any) -> Any:
     return jnp.asarray(count, dtype=float)
 
 
+def signed(count: Any) -> Any:
+    """A step count that may be subtracted from: unsigned, 2 - 5 would be a large number."""
+    unsigned = jnp.issubdtype(getattr(count, "dtype", int), jnp.unsignedinteger)
+    return jnp.minimum(count, 2**31 - 1).astype(jnp.int32) if unsigned else count
+
+
 def weak(value: Any) -> Any:
     """A scalar that promotes like a Python float, as all hyperparameters in the trace do: bf16 stays bf16."""
     return weaken(value) if getattr(value, "ndim", None) == 0 else value

@@ -14,6 +14,7 @@ from equikd.optim._base import (
     out_of_range,
     polynomial,
     refuse,
+    signed,
     weak,
 )
 
@@ -142,9 +143,9 @@ class Exponential(Schedule):
     init_value: float
     """Value at the start."""
     transition_steps: int = field(dynamic=True)
-    """Steps in which the value is multiplied by `decay_rate` once."""
+    """Steps in which the value is multiplied by `decay_rate` once; 0: the value stays at `init_value`."""
     decay_rate: float
-    """Factor; below 1 the value falls, above 1 it grows."""
+    """Factor; below 1 the value falls, above 1 it grows; 0: the value stays at `init_value`."""
     transition_begin: int = field(dynamic=True, default=0)
     """Steps before it starts."""
     staircase: bool = False
@@ -153,11 +154,11 @@ class Exponential(Schedule):
     """Where it stops: a lower bound if `decay_rate` is below 1, else an upper one. None: nowhere."""
 
     def validate(self) -> None:
-        """Refuse counts that are negative, and numbers that optax takes for no decay at all."""
-        refuse(out_of_range(self, positive=("transition_steps", "decay_rate"), not_negative=("transition_begin",)))
+        """Refuse negative counts, and a negative factor."""
+        refuse(out_of_range(self, not_negative=("transition_steps", "decay_rate", "transition_begin")))
 
     def __call__(self, count: Any) -> Any:
         """The value at a step, weakly typed."""
-        count = count - jnp.maximum(self.transition_begin, 0)
+        count = signed(count) - jnp.maximum(self.transition_begin, 0)
         numbers = (self.transition_steps, self.decay_rate, self.staircase, self.end_value)
         return weak(exponential(count, self.init_value, *numbers))

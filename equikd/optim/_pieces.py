@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from equikd.config import config, field, resolve
 from equikd.config._values import is_node, is_part
-from equikd.optim._base import Schedule, known, refuse, weak
+from equikd.optim._base import Schedule, known, refuse, signed, weak
 
 
 @config
@@ -40,7 +40,7 @@ class PiecewiseConstant(Schedule):
 
     def __call__(self, count: Any) -> Any:
         """The value at a step, weakly typed."""
-        value = self.init_value
+        value, count = self.init_value, signed(count)
         for boundary, scale in self.boundaries_and_scales:
             value = value * jnp.where(jnp.less(count, boundary), 1.0, scale)
         return weak(value)
@@ -82,6 +82,7 @@ class Join(Schedule):
     def __call__(self, count: Any) -> Any:
         """The value at a step, weakly typed."""
         first, *others = (resolve(member) if is_node(member) else member for member in self.schedules)
+        count = signed(count)
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
             since = count - boundary

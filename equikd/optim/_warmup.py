@@ -15,6 +15,7 @@ from equikd.optim._base import (
     out_of_range,
     refuse,
     share,
+    signed,
     weak,
 )
 
@@ -87,9 +88,9 @@ class WarmupExponential(Schedule):
     warmup_steps: int = field(dynamic=True)
     """Steps of the warm-up; 0: it starts at the peak."""
     transition_steps: int = field(dynamic=True)
-    """Steps in which the value is multiplied by `decay_rate` once."""
+    """Steps in which the value is multiplied by `decay_rate` once; 0: the value stays at the peak."""
     decay_rate: float
-    """Factor; below 1 the value falls, above 1 it grows."""
+    """Factor; below 1 the value falls, above 1 it grows; 0: the value stays at the peak."""
     transition_begin: int = field(dynamic=True, default=0)
     """Steps between the end of the warm-up and the start of the decay."""
     staircase: bool = False
@@ -98,13 +99,13 @@ class WarmupExponential(Schedule):
     """Where the decay stops: a lower bound if `decay_rate` is below 1, else an upper one. None: nowhere."""
 
     def validate(self) -> None:
-        """Refuse counts that are negative, and numbers that optax takes for no decay at all."""
-        positive, not_negative = ("transition_steps", "decay_rate"), ("warmup_steps", "transition_begin")
-        refuse(out_of_range(self, positive=positive, not_negative=not_negative))
+        """Refuse negative counts, and a negative factor."""
+        names = ("transition_steps", "decay_rate", "warmup_steps", "transition_begin")
+        refuse(out_of_range(self, not_negative=names))
 
     def __call__(self, count: Any) -> Any:
         """The value at a step, weakly typed."""
-        since = count - self.warmup_steps - jnp.maximum(self.transition_begin, 0)
+        since = signed(count) - self.warmup_steps - jnp.maximum(self.transition_begin, 0)
         numbers = (self.transition_steps, self.decay_rate, self.staircase, self.end_value)
         return _after_warmup(self, count, exponential(since, self.peak_value, *numbers))
 

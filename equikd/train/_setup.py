@@ -11,9 +11,7 @@ from typing import Any
 import optax
 
 from equikd.config import resolve, validate
-from equikd.config._node import parts
 from equikd.config._resolve import check_references
-from equikd.config._values import is_node
 from equikd.data import Batch, Pipeline, pipeline
 from equikd.errors import message
 from equikd.evals import Eval, View, eval_batch
@@ -28,7 +26,7 @@ from equikd.train._init import initial_state
 from equikd.train._padding import refuse_padding
 from equikd.train._state import TrainState
 from equikd.train._stepper import program_for, step_of
-from equikd.tree import join, walk
+from equikd.tree import join, named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +102,11 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     validate(trainer)
     check_references(trainer)
     check_kinds(trainer)
-    _warn_of_injected(trainer)
     config, seed = trainer.in_step, part(trainer, "seed")
     data = pipeline(trainer.train_data, root=trainer, path="train_data")
     spec = data.spec()
     state = abstract_state(config, seed, model, model_state)
+    _warn_of_injected(state)
     evals = trainer.evals
     opened = {name: pipeline(e.data, root=trainer, path=join(("evals", name, "data"))) for name, e in evals.items()}
     specs = {name: p.spec() for name, p in opened.items()}
@@ -128,18 +126,20 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
 
 
-def _warn_of_injected(trainer: Any) -> None:
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+
+
+def _warn_of_injected(state: TrainState) -> None:
     """Warn of hyperparameters that optax keeps in the optimizer's state, where later edits do not reach them."""
-    injecting = (optax.inject_hyperparams, optax.inject_stateful_hyperparams)
-    for at, value in walk(trainer.optimizer, ("optimizer",)):
-        if is_node(value) and parts(value)[0] in injecting:
-            warnings.warn(
-                message(
-                    f"{join(at)}: inject_hyperparams keeps values in the optimizer's state, where edits are ignored",
-                    fix="leave it out: every float of the config is traced, and may change without a recompile",
-                ),
-                stacklevel=4,
-            )
+    parts = named_leaves(state, is_leaf=lambda value: isinstance(value, _INJECTED))
+    for at in [at for at, value in parts.items() if isinstance(value, _INJECTED)]:
+        warnings.warn(
+            message(
+                f"optimizer: inject_hyperparams keeps values in the optimizer's state ({at}), where edits are ignored",
+                fix="leave it out: every float of the config is traced, and may change without a recompile",
+            ),
+            stacklevel=4,
+        )
 
 
 def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spec: Batch) -> InStep:

@@ -39,6 +39,10 @@ class Opt:
     seed: int = field(dynamic=True, default=0)
 
 
+def make_opt(rate: float):
+    return Opt(rate)
+
+
 @config
 class Cfg:
     model: Any = lazy(eqx.nn.MLP)(2, 2, width_size=8, depth=2, activation=jax.nn.relu)
@@ -77,7 +81,7 @@ EDITS = [
     ("losses.ce.act", Act.gelu, Act.gelu),
     ("losses.ce.clip", 1, 1.0),
     ("losses.ce.seed", 5, 5),
-    ("losses.ce", lazy(Opt)(1), lazy(Opt)(1.0)),
+    ("losses.ce", lazy(make_opt)(1), lazy(make_opt)(1.0)),
     ("betas[0]", 1, 1.0),
     ("betas[-1]", 0.5, 0.5),
     ("again", 1, 1.0),
@@ -133,6 +137,7 @@ REFUSED = [
     ("**.nothing", 1),
     ("betas[0:1]", 1.0),
     ("name.x", 1),
+    (1, 2),
 ]
 
 
@@ -267,3 +272,51 @@ def test_flatten_lists_every_value():
     assert flat["model.activation"] is jax.nn.relu
     assert override(Cfg(losses={"l 2": Opt()}), flat) == Cfg(losses={"l 2": Opt()})
     assert flatten({"a": (), "b": {}, "c": lazy(optax.identity)()}) == {"a": (), "b": {}, "c": lazy(optax.identity)()}
+
+
+def mixed(a: float = 1.0, *rest, b: float = 2.0):
+    return a, rest, b
+
+
+def branch(lr: float, momentum: float = 0.9):
+    return lr, momentum
+
+
+def betas(b, weights=None):
+    return b, weights
+
+
+def test_what_stands_by_position_is_not_written_by_name_too(snapshot):
+    node, part = lazy(mixed)(2.0, 3.0), lazy.partial(branch)(0.5)
+    assert repr(with_defaults(node)) == f"{__name__}.mixed(2.0, 3.0, b=2.0)"
+    assert resolve(with_defaults(node)) == (2.0, (3.0,), 2.0)
+    assert resolve(with_defaults(lazy(mixed)())) == (1.0, (), 2.0)
+    assert with_defaults(part) == part
+    refused = [raised({"a": 5.0}, node), raised({"lr": 0.7}, part), raised({"x.lr": 0.7}, {"x": part})]
+    snapshot("by_position", "\n".join(refused))
+    raised({"**.a": 5.0}, {"x": node})
+    assert resolve(override(node, {"[0]": 5, "b": 6})) == (5.0, (3.0,), 6.0)
+    assert resolve(override(part, {"[1]": 7, "momentum": 1}))() == (7.0, 1.0)
+    assert override(part, {"momentum": 1}) == lazy.partial(branch)(0.5, momentum=1)
+
+
+def test_containers_keep_the_roles_of_what_they_replace():
+    node = lazy(betas)((0.9, 0.99), {"a": 0.5, "b": (0.5, 3)})
+    edited = override(node, {"b": (1, 0), "weights": {"a": 1, "b": (2, 4), "c": 5}})
+    assert repr(edited.b) == "(1.0, 0.0)"
+    assert repr(edited.weights) == "{'a': 1.0, 'b': (2.0, 4), 'c': 5}"
+    assert repr(override(node, {"b": (1, 2, 3)}).b) == "(1.0, 2.0, 3.0)"
+    assert repr(override({"b": (0.9, pin(0.5))}, {"b": (1, 0)})) == "{'b': (1.0, pin(0.0))}"
+    assert repr(override(node, {"b": (ref("x"), 1)}).b) == "(ref('x'), 1.0)"
+    assert len(jax.tree.leaves(override(node, {"b": (1, 0)}))) == len(jax.tree.leaves(node))
+    assert "expected: float" in raised({"b": ("x", 0.5)}, node)
+    assert "expected: float" in raised({"weights": {"a": "x"}}, node)
+
+
+def test_changes_are_a_dict_of_paths(snapshot):
+    messages = []
+    for wrong in ("x", None, {1: 2}, {None: 2}, [("name", "x")]):
+        with pytest.raises(ConfigError) as caught:
+            override(Cfg(), wrong)
+        messages.append(str(caught.value))
+    snapshot("no_dict", "\n".join(messages))

@@ -40,6 +40,17 @@ class Half(float, enum.Enum):
     half = 0.5
 
 
+class Access(enum.Flag):
+    read = 1
+    write = 2
+    both = 3
+    run = 4
+
+
+class Bits(enum.IntFlag):
+    one = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Plain:
     a: Any = 1
@@ -77,16 +88,20 @@ ODD_KEYS = st.text(max_size=3) | st.sampled_from(
     ["a", "a b", "__x__", "__qualname__", "__dict__", "__format__", "[0]", "é", "'", '"', "a.b", "\ud800"]
 )
 FUNCTIONS = [jax.nn.relu, jnp.tanh, jnp.add, optax.adamw, eqx.nn.MLP, jnp.bfloat16, np.float32, len, operator.mul, Opt]
+FLAGS = [Access.read, Access.read | Access.run, Access.both, Access(0), Bits(8), Bits(16), Bits.one | 8]
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
     st.integers(-(2**200), 2**200),
+    st.sampled_from([2**2000 - 1, 2**2000, -(2**2001)]),
     st.floats(),
     st.text(max_size=5),
     st.binary(max_size=5),
     st.complex_numbers(),
-    st.sampled_from([*FUNCTIONS, Act.relu, Level.low, Half.half, np.dtype("float32"), np.dtype(jnp.bfloat16), ...]),
+    st.sampled_from(
+        [*FUNCTIONS, Act.relu, Level.low, Half.half, *FLAGS, np.dtype("float32"), np.dtype(jnp.bfloat16), ...]
+    ),
     st.sampled_from([pathlib.Path("a/b"), pathlib.PurePosixPath("/c"), pathlib.PureWindowsPath("d:\\e")]),
     st.sampled_from([ref("a.b"), pin(0.5), pin(math.inf), Plain(1), Plain(True, (0.0,)), Picky(3)]),
 )
@@ -258,6 +273,12 @@ Infinity
 {"__ref__": "a", "__pin__": 1}
 {"__path__": "a", "pure": "Path", "x": 1}
 {"__ellipsis__": false}
+{"__dict__": [[1, 2]]}
+{"__dict__": [[null, 2]]}
+{"__int__": 3}
+{"__int__": "fast"}
+{"__flag__": "enum:Flag", "value": "x"}
+{"__flag__": "os:getcwd", "value": 1}
 {"__dict__": [["__a", 1], ["__a", 2]]}
 {"a": 1e400}
 {"__qualname__": {"__qualname__": 3}}
@@ -404,3 +425,81 @@ def test_what_json_cannot_hold_is_refused():
         deep = (deep,)
     with pytest.raises(ConfigError, match="nested too deeply"):
         to_json(deep)
+
+
+@config
+class Leaves:
+    rate: float = 0.1
+    seed: int = field(dynamic=True, unsigned=True, default=10)
+    steps: tuple[int, ...] = field(dynamic=True, default=(2, 300))
+    node: Any = lazy(anything)(0.3, b=(0.7, 2))
+
+
+def test_what_a_tree_operation_gives_back_is_written_as_it_was():
+    for mapped in (jax.tree.map(lambda leaf: leaf, Leaves()), jax.tree.map(np.asarray, Leaves())):
+        assert to_json(mapped) == to_json(Leaves())
+        assert from_json(to_json(mapped)) == Leaves()
+    scalars = jax.tree.map(lambda leaf: np.asarray(leaf)[()], Leaves())
+    assert to_json(scalars) == to_json(Leaves())
+
+
+def test_leaves_that_are_no_numbers(snapshot):
+    messages = []
+
+    def refused(cfg):
+        with pytest.raises(ConfigError) as caught:
+            to_json({"opt": cfg})
+        messages.append(str(caught.value))
+
+    refused(jax.tree.map(lambda leaf: jax.numpy.stack([leaf, leaf]), Opt()))
+    refused(jax.eval_shape(lambda cfg: cfg, Leaves(steps=(), node=None)))
+    jax.jit(refused)(lazy(anything)(0.5))
+    snapshot("no_numbers", "\n".join(messages))
+
+
+def test_flags_and_long_ints_have_marks_of_their_own():
+    assert json.loads(to_json((Access.read | Access.run, Access.both, Access(0)))) == [
+        {"__flag__": f"{__name__}:Access", "value": 5},
+        {"__name__": f"{__name__}:Access.both"},
+        {"__flag__": f"{__name__}:Access", "value": 0},
+    ]
+    assert json.loads(to_json(10**300)) == 10**300
+    assert from_json(to_json((10**5000, -(10**5000)))) == (10**5000, -(10**5000))  # Python prints no ints so long
+    with pytest.raises(ConfigError, match="malformed __flag__"):
+        from_json(json.dumps({"__flag__": f"{__name__}:Access", "value": 64}))
+    with pytest.raises(ConfigError, match="is not a class of flags"):
+        from_json(json.dumps({"__flag__": f"{__name__}:Act", "value": 1}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    a: int
+    b: int = dataclasses.field(init=False, default=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    a: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "a", self.a + 1)
+
+
+def test_a_dataclass_that_its_fields_do_not_make_again_is_refused(snapshot):
+    with pytest.raises(ConfigError) as caught:
+        to_json({"a": Derived(1), "b": (Rounded(1),), "c": Plain(math.nan)})
+    snapshot("not_made_again", str(caught.value))
+
+
+def test_a_partial_is_checked_when_it_is_read():
+    text = '{"__qualname__": "functools:partial", "[0]": {"__name__": "optax:adamw"}, "b2": 1, "b1": 0}'
+    assert from_json(text) == lazy.partial(optax.adamw)(b1=0, b2=1)
+    with pytest.raises(ConfigError, match="no argument 'b11'"):
+        from_json(text.replace("b1", "b11"))
+
+
+def test_a_config_is_not_called():
+    (schedule,) = json.loads(to_json((WarmupCosine(0.0, 1.0, 1, 10),)))
+    text = json.dumps({"__qualname__": schedule, "[0]": 3})
+    with pytest.raises(ConfigError, match="is a config, whose floats it would hide"):
+        from_json(text)

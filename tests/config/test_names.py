@@ -3,6 +3,7 @@
 import enum
 import operator
 import pathlib
+import random
 import types
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 
 from equikd.config._names import _public_name, display_name, import_object, public_name, spell
 from equikd.errors import ConfigError
@@ -32,9 +34,22 @@ class Outer:
     def make(cls):
         return cls()
 
+    def method(self):
+        return self
+
 
 class Heir(Outer):
     pass
+
+
+def _doubled(x):
+    return 2 * x
+
+
+doubled = jax.jit(_doubled)
+filtered = eqx.filter_jit(_doubled)
+halved = lambda x: x / 2
+outer = Outer()
 
 
 class Access(enum.Flag):
@@ -75,6 +90,19 @@ NAMES = [
     (Outer.Inner, f"{HERE}:Outer.Inner"),
     (Outer.make, f"{HERE}:Outer.make"),
     (Heir.make, f"{HERE}:Heir.make"),
+    (scipy.special.expit, "scipy.special:expit"),
+    (random.uniform, "random:uniform"),
+    (np.random.normal, "numpy.random:normal"),
+    (str.upper, "builtins:str.upper"),
+    (float.__add__, "builtins:float.__add__"),
+    (type(None), "types:NoneType"),
+    (np.dtype("U5"), "numpy:dtype.U5"),
+    (np.dtype("S3"), "numpy:dtype.S3"),
+    (np.dtype("M8[ns]"), "numpy:dtype.datetime64[ns]"),
+    (doubled, f"{HERE}:doubled"),
+    (filtered, f"{HERE}:filtered"),
+    (halved, f"{HERE}:halved"),
+    (outer.method, f"{HERE}:outer.method"),
 ]
 
 
@@ -109,6 +137,9 @@ def test_what_has_no_name(snapshot):
         object(),
         np.dtype(">f4"),
         np.dtype([("a", "f4")]),
+        np.dtype("V8"),
+        jax.jit(_doubled),
+        Outer().method,
         [],
         Access.read | Access.write,
         3,

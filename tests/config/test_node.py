@@ -1,8 +1,11 @@
 """Nodes: calls written down, checked where they are written, equal by what they say, and never changed in place."""
 
 import copy
+import enum
+import functools
 import pickle
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -11,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from beartype import beartype
 
-from equikd.config import Node, config, from_json, lazy, override, pin, ref, resolve, to_json
+from equikd.config import Node, config, diff, from_json, host, lazy, override, pin, ref, resolve, to_json
 from equikd.config._node import parts
 from equikd.errors import ConfigError
 from equikd.tree import PathError, get
@@ -75,9 +79,25 @@ def test_positions_where_the_signature_has_no_names():
 
 def test_positional_only_and_extra_keywords():
     node = lazy(anything)(1, 2, z=3, c=0.5)
-    assert node.tree_items() == {0: 1, "b": 2, "c": 0.5, "z": 3}
-    assert node == lazy(anything)(1, b=2, c=0.5, z=3)
-    assert lazy(dict)(b=1, a=2) == lazy(dict)(a=2, b=1)
+    assert list(node.tree_items().items()) == [(0, 1), ("b", 2), ("z", 3), ("c", 0.5)]
+    assert node == lazy(anything)(1, z=3, b=2, c=0.5)
+
+
+def ordered(a, **rest):
+    return list(rest)
+
+
+@pytest.mark.parametrize("function", [dict, ordered])
+def test_keywords_that_the_signature_does_not_name_keep_their_order(function):
+    one, two = lazy(function)(a=1.0, zz=0.5, bb="x"), lazy(function)(a=1.0, bb="x", zz=0.5)
+    assert list(resolve(one)) == [name for name in ("a", "zz", "bb") if function is dict or name != "a"]
+    assert one != two
+    assert jax.tree.structure(one) != jax.tree.structure(two)
+    assert list(resolve(from_json(to_json(one)))) == list(resolve(one)) == list(resolve(override(one, {"zz": 0.25})))
+    assert str(diff(one, two)) != ""
+    assert lazy(ordered)(zz=1, a=2) == lazy(ordered)(a=2, zz=1)
+    names = jax.jit(lambda node: jnp.array([name == "zz" for name in resolve(node)]))
+    assert names(one).tolist() != names(two).tolist()
 
 
 def test_a_call_of_a_call():
@@ -226,7 +246,13 @@ def test_pins_and_references(snapshot):
     assert (repr(pin(0.5)), repr(ref("a.b"))) == ("pin(0.5)", "ref('a.b')")
     assert ref("a") != ref("b")
     assert len({pin(0.5), pin(0.5), ref("a"), ref("a")}) == 2
-    snapshot("wrong_pin", raised(lambda: pin("fast")))
+    assert pin(pin(0.5)) == pin(jnp.float32(0.5)) == pin(np.float32(0.5)) == pin(0.5)
+    assert type(pin(jnp.float32(0.5)).value) is float
+    for wrong in (lazy(dict)(), True, jnp.ones(2), None):
+        raised(lambda wrong=wrong: pin(wrong))
+    with pytest.raises(ConfigError, match="a traced value"):
+        jax.jit(pin)(0.5)
+    snapshot("wrong_pin", raised(lambda: pin("fast")) + "\n" + raised(lambda: pin(ref("a"))))
     snapshot("wrong_ref", raised(lambda: ref("")) + "\n" + raised(lambda: ref("a.*")) + "\n" + raised(lambda: ref(3)))
     with pytest.raises(PathError):
         ref("a..b")
@@ -254,3 +280,202 @@ def test_none_stands_only_where_the_signature_has_it(snapshot):
     snapshot("none_for_a_float", str(error.value))
     with pytest.raises(ConfigError, match="wrong kind of value"):
         override(lazy(optax.adamw)(1e-3), {"learning_rate": None})
+
+
+@config
+class Line:
+    rate: float = 0.5
+
+    def __call__(self, count):
+        return self.rate * count
+
+    def method(self, count):
+        return count
+
+
+class Undecorated(Opt):
+    other: float = 1.0
+
+
+def test_a_call_of_a_config_class_is_the_config():
+    assert type(lazy(Opt)(rate=1)) is Opt
+    assert lazy(Opt)(0.3) == Opt(0.3) == from_json(to_json(lazy(Opt)(0.3)))
+    assert repr(lazy(Opt)) == f"lazy({__name__}:Opt)"
+    assert lazy(dict)(kind=lazy(Opt)).kind is Opt
+    part = lazy.partial(Opt)(rate=1)
+    assert (type(part), type(part.rate), resolve(part)()) == (Node, float, Opt(1.0))
+    assert from_json(to_json(part)) == part
+    assert "no field 'rat'" in raised(lambda: lazy(Opt)(rat=0.1))
+    assert "decorate Undecorated" in raised(lambda: lazy(Undecorated)(0.1))
+
+
+class Unhashable:
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, x):
+        return x
+
+
+def test_what_lazy_does_not_take(snapshot):
+    calls = [
+        lambda: lazy(Line())(3),
+        lambda: lazy(Line().method),
+        lambda: lazy.partial(Line()),
+        lambda: lazy(Unhashable())(1),
+        lambda: lazy.partial(Unhashable()),
+        lambda: lazy(functools.partial)(Unhashable(), 1),
+    ]
+    snapshot("not_lazy", "\n".join(map(raised, calls)))
+
+
+def rows(betas: tuple[float, float], by_name: "dict[str, float] | None" = None, *, sizes: Sequence[float] = ()):
+    return betas, by_name, sizes
+
+
+def by_default(betas=(0.9, 0.99)):
+    return betas
+
+
+def test_ints_in_containers_are_floats_where_the_signature_has_floats():
+    node = lazy(rows)((1, 0), {"a": 1}, sizes=(1, 2, 3))
+    assert len(jax.tree.leaves(node)) == 6
+    assert repr(node.betas) == "(1.0, 0.0)"
+    assert repr(lazy(by_default)((1, 0)).betas) == "(1.0, 0.0)"
+    assert repr(lazy(integers)(sizes=(1, 2)).sizes) == "(1, 2)"
+    assert repr(lazy(dict)(a=(1, 0)).a) == "(1, 0)"
+
+
+class Way(enum.Enum):
+    up = 1
+
+
+def integers(n: int = 1, sizes: tuple[int, ...] = (), on: bool = False, act: Callable = abs, way: Way | None = None):
+    return n, sizes, on, act, way
+
+
+def loose_integers(n: int = None, array: "int | jax.Array" = 1, kind: type = int):  # noqa: RUF013
+    return n, array, kind
+
+
+def positional(x: float, /, *rest: float, **more: float):
+    return x, rest, more
+
+
+def test_places_without_a_name_have_a_role_too():
+    node = lazy(positional)(1, 2, 3, a=4)
+    assert len(jax.tree.leaves(node)) == 4
+    assert len(jax.tree.leaves(override(node, {"[0]": 5, "[2]": 6, "a": 7}))) == 4
+    for call in (lambda: lazy(positional)("x"), lambda: lazy(positional)(1, "x"), lambda: lazy(positional)(1, a="x")):
+        assert "expected: float" in raised(call)
+    with pytest.raises(ConfigError, match="expected: float"):
+        override(node, {"[1]": "x"})
+    part = lazy.partial(positional)(1)
+    assert len(jax.tree.leaves(override(part, {"[1]": 2}))) == 1
+
+
+def test_wrong_kinds_of_static_arguments(snapshot):
+    calls = [
+        lambda: lazy(integers)(1.5),
+        lambda: lazy(integers)(100.0),
+        lambda: lazy(integers)("x"),
+        lambda: lazy(integers)(None),
+        lambda: lazy(integers)(sizes=(1, "x")),
+        lambda: lazy(integers)(sizes=3),
+        lambda: lazy(integers)(on="no"),
+        lambda: lazy(integers)(act="relu"),
+        lambda: lazy(integers)(way="up"),
+        lambda: lazy(eqx.nn.MLP)("scaler", 2, 8, 2, activation="relu"),
+        lambda: lazy(optax.sgd)(0.1, nesterov="no"),
+        lambda: override(lazy(integers)(), {"n": 1.5}),
+        lambda: override(lazy(integers)(way=Way.up), {"way": 3}),
+    ]
+    snapshot("static_kinds", "\n".join(map(raised, calls)))
+
+
+def test_kinds_that_pass():
+    lazy(integers)(True, (True, 2), act=lazy(jax.nn.relu), way=None)
+    lazy(integers)(ref("a"), ref("b"), act=lazy(dict)(), way=ref("c"))
+    lazy(integers)(act=Line(), way=Way.up)
+    lazy(eqx.nn.MLP)("scalar", 2, 8, 2)
+    lazy(loose_integers)("x", 0.5, "y")  # its default does not fit, and classes are not checked
+
+
+def inner(x, y=2.0):
+    return x, y
+
+
+@functools.wraps(inner)
+def takes_others(*, extra: float, x=1):
+    return extra, x
+
+
+@functools.wraps(inner)
+def hands_over(*args, **kwargs):
+    return inner(*args, **kwargs)
+
+
+@functools.wraps(inner)
+def takes_more(x, *args, extra: int = 3, **kwargs):
+    return inner(x, *args, **kwargs), extra
+
+
+@functools.wraps(inner)
+def hands_over_but_one(x, *args, **kwargs):
+    return inner(x, *args, **kwargs)
+
+
+def test_the_parameters_of_a_wrapper_are_its_own():
+    assert resolve(lazy(takes_others)(extra=1.0)) == (1.0, 1)
+    assert lazy(hands_over)(1, 2) == lazy(hands_over)(x=1, y=2.0)
+    for function in (hands_over, hands_over_but_one, beartype(inner), jax.jit(inner), eqx.filter_jit(inner)):
+        assert "no argument 'z'" in raised(lambda function=function: lazy(function)(z=1))
+        assert lazy(function)(1, 2).tree_items() == {"x": 1, "y": 2.0}
+    assert resolve(lazy(takes_more)(1, y=3.0, extra=4)) == ((1, 3.0), 4)
+    assert "no argument 'y'" in raised(lambda: lazy(takes_others)(extra=1, y=1))
+
+
+def test_a_key_is_not_written(snapshot):
+    snapshot("key_by_position", raised(lambda: lazy(jax.random.normal)((3,))))
+    assert resolve(lazy(jax.random.normal)(shape=(3,)), key=jax.random.key(0)).shape == (3,)
+
+
+def test_dicts_have_texts_as_keys(snapshot):
+    calls = [lambda: lazy(optax.piecewise_constant_schedule)(1.0, {10: 0.5}), lambda: lazy(dict)(a={1: 2})]
+    snapshot("dict_keys", "\n".join(map(raised, calls)))
+
+
+def own_names(map, tree_items, tree_replace, tree_accepts, _where, _function=0.5):
+    return map, tree_items, tree_replace, tree_accepts, _where, _function
+
+
+def test_arguments_may_be_named_like_methods_of_a_node():
+    node = lazy(own_names)(1, 2, 3, 4, 5)
+    assert (node.map, node.tree_items, node.tree_replace, node.tree_accepts, node._where) == (1, 2, 3, 4, 5)
+    assert get(node, "tree_items") == 2
+    edited = override(node, {"map": 6, "tree_replace": 7})
+    assert (edited.map, edited.tree_replace) == (6, 7)
+    assert from_json(to_json(node)) == node == pickle.loads(pickle.dumps(node))
+    assert list(Node.tree_items(node)) == ["map", "tree_items", "tree_replace", "tree_accepts", "_where"]
+
+
+def test_python_floats_that_a_tree_operation_makes_are_strong_leaves():
+    for node in (lazy(strict)(0.5), lazy(dict)(a=(0.5, {"b": 0.5}), b=lazy(dict)(c=0.5))):
+        mapped = jax.tree.map(lambda leaf: 0.25, node)
+        leaves = jax.tree.leaves(mapped)
+        assert [(float(leaf), leaf.weak_type, leaf.dtype.name) for leaf in leaves] == [(0.25, False, "float32")] * len(
+            jax.tree.leaves(node)
+        )
+        assert jax.tree.structure(mapped) == jax.tree.structure(node)
+        assert repr(mapped).count("0.25") == len(leaves)  # as it was given
+    moved = eqx.tree_at(lambda node: node.rate, lazy(strict)(0.5, both=0.5), 0.25)
+    assert not jax.tree.leaves(moved)[0].weak_type
+    holes = jax.tree.map(lambda leaf: None if leaf == 0.5 else 0.25, lazy(strict)(0.5, both=1.0))
+    assert [float(leaf) for leaf in jax.tree.leaves(holes)] == [0.25]
+    assert jax.tree.leaves(holes, is_leaf=lambda leaf: leaf is None)[0] is None
+
+
+def test_a_node_outlives_its_donation():
+    node = lazy(strict)(0.5, both=0.25)
+    doubled = jax.jit(lambda node: jax.tree.map(lambda leaf: 2 * leaf, node), donate_argnums=0)
+    assert host(doubled(node)).rate == host(doubled(node)).rate == 1.0
+    assert [float(leaf) for leaf in jax.tree.leaves(node)] == [0.5, 0.25]

@@ -257,3 +257,89 @@ def test_a_resolved_float_can_be_differentiated_through_optax():
 
     gradient = jax.grad(loss)(lazy(optax.sgd)(0.25))
     assert host(gradient).learning_rate == pytest.approx(float(-2 * jnp.sum((params - 0.5 * params) * 2 * params)))
+
+
+@config
+class Fields:
+    n: int = 3
+    rate: float = 0.5
+    name: str = "a"
+    rates: tuple[float, ...] = ()
+    weights: dict[str, float] = field(default_factory=dict)
+    steps: int = field(dynamic=True, default=4)
+    anything: Any = None
+
+
+def counted(n: int, rate: float = 0.5):
+    return n, rate
+
+
+REFERRED = [
+    {"cfg": Fields(n=ref("cfg.rate"))},
+    {"cfg": Fields(rate=ref("cfg.name"))},
+    {"cfg": Fields(rates=(0.5, ref("cfg.name")))},
+    {"cfg": Fields(weights={"a": ref("cfg.name")})},
+    {"cfg": Fields(steps=ref("cfg.rate"))},
+    {"cfg": Fields(), "node": lazy(counted)(ref("cfg.rate"))},
+    {"cfg": Fields(), "node": lazy(counted)(1, ref("cfg.name"))},
+]
+
+
+def test_what_a_reference_leads_to_must_fit_its_reader(snapshot):
+    messages = []
+    for cfg in REFERRED:
+        with pytest.raises(ConfigError) as caught:
+            resolve(cfg)
+        messages.append(str(caught.value))
+        with pytest.raises(ConfigError, match="leads to a value of the wrong kind"):
+            jax.jit(lambda cfg: jnp.zeros(()) if resolve(cfg) else None)(cfg)
+    snapshot("referred_kinds", "\n".join(messages))
+
+
+def test_an_int_that_a_float_refers_to_is_a_float():
+    built = resolve(
+        {
+            "cfg": Fields(rate=ref("cfg.n"), rates=(ref("cfg.n"),), weights={"a": ref("cfg.steps")}),
+            "node": lazy(counted)(ref("cfg.n"), ref("cfg.n")),
+            "made": Fields(anything=ref("node")),
+        }
+    )
+    assert repr((built["cfg"].rate, built["cfg"].rates, built["cfg"].weights)) == "(3.0, (3.0,), {'a': 4.0})"
+    assert repr(built["node"]) == "(3, 3.0)"
+    assert built["made"].anything is built["node"]
+
+
+def formatted(rate, other=1.0):
+    return f"{rate:.3f}", other
+
+
+def keyed(rate, other=1.0):
+    return {rate: other}
+
+
+def shaped(rate, other=1.0):
+    return jnp.zeros((rate,)), other
+
+
+def late(rates, other=1.0):
+    return bool(rates[1]["a"] > 0)
+
+
+def notes(cfg):
+    with pytest.raises((TypeError, jax.errors.ConcretizationTypeError)) as caught:
+        jax.jit(lambda cfg: (resolve(cfg), 1)[1])(cfg)
+    return "\n".join(note for note in caught.value.__notes__ if note.startswith("while resolving"))
+
+
+@pytest.mark.parametrize("function", [formatted, keyed, branch])
+def test_only_the_guilty_floats_are_named(function):
+    assert "{'a.rate': ek.pin(...)}" in notes({"a": lazy(function)(0.5, other=0.25)})
+    assert "{'b': ek.pin(...)}" in notes({"a": lazy(function)(ref("c"), other=0.25), "b": 0.5, "c": ref("b")})
+
+
+def test_floats_inside_containers_are_named_by_their_paths():
+    assert "{'a.rates[1].a': ek.pin(...)}" in notes({"a": lazy(late)((0.5, {"a": 0.5}))})
+
+
+def test_what_a_pin_would_not_mend_is_not_advised():
+    assert "pin" not in notes({"a": lazy(shaped)(0.5)})  # no float is a shape

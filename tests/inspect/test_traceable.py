@@ -3,6 +3,7 @@
 import equinox as eqx
 import numpy as np
 import optax
+import pytest
 
 import equikd as ek
 
@@ -80,3 +81,41 @@ def test_a_node_alone():
     verdicts = ek.inspect.traceable(ek.lazy(optax.linear_schedule)(1.0, 0.0, 10))
     assert set(verdicts) == {"init_value", "end_value"}
     assert verdicts["init_value"] is None
+
+
+def branching(rate, other=1.0):
+    return rate if rate > 0 else other
+
+
+def formatted(rate, other=1.0):
+    return f"{rate:.3f}", other
+
+
+def keyed(rate, other=1.0):
+    return {rate: other}
+
+
+def broken(rate):
+    return np.zeros((rate,))
+
+
+def test_plain_containers_of_nodes():
+    verdicts = ek.inspect.traceable({"x": ek.lazy(branching)(0.5, other=0.25), "y": 0.5, "name": "run", "n": 3})
+    assert {path: why and why.reason for path, why in verdicts.items()} == {
+        "x.rate": "control flow",
+        "x.other": None,
+        "y": None,
+    }
+
+
+@pytest.mark.parametrize("function", [formatted, keyed])
+def test_python_that_fails_in_its_own_words(function):
+    verdicts = ek.inspect.traceable(ek.lazy(function)(0.5, other=0.25))
+    assert verdicts["rate"].reason == "control flow"
+    assert f"test_traceable.py:{function.__code__.co_firstlineno + 1}" in verdicts["rate"].where
+    assert verdicts["other"] is None
+
+
+def test_what_fails_with_python_floats_too_is_an_error():
+    with pytest.raises(TypeError, match="integer"):
+        ek.inspect.traceable(ek.lazy(broken)(0.5))

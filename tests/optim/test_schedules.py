@@ -129,3 +129,22 @@ def test_float64_under_x64():
             values = curve(schedule, jnp.array(counts))
             assert values.dtype == jnp.float64
             np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_before_step_0_a_schedule_is_constant_and_where_optax_is_too_equal_to_it(name):
+    schedule = CASES[name]
+    before = [float(schedule(count)) for count in (-1, -7)]
+    assert before[0] == before[1]
+    if type(schedule) in OPTAX and not isinstance(schedule, Join | Cosine | CosineOneCycle | LinearOneCycle):
+        assert before[0] == pytest.approx(float(theirs(schedule)(-7)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_counts_may_be_unsigned(name):
+    schedule = CASES[name]
+    for count in (0, 1, 3, 7, 50):
+        wanted = float(schedule(jnp.int32(count)))
+        assert float(schedule(jnp.uint32(count))) == wanted
+        jitted = jax.jit(lambda schedule, count: schedule(count))
+        assert float(jitted(schedule, jnp.uint32(count))) == float(jitted(schedule, jnp.int32(count)))

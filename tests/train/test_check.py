@@ -375,6 +375,23 @@ def test_injected_hyperparameters_are_warned_of(snapshot):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        L(L(optax.inject_hyperparams)(optax.adam))(learning_rate=1e-3),
+        L(optax.inject_hyperparams(optax.adam))(learning_rate=1e-3),
+        L(optax.chain)(L(optax.clip)(1.0), L(optax.inject_hyperparams(optax.adam))(learning_rate=1e-3)),
+        ek.lazy.partial(optax.inject_hyperparams(optax.adam))(learning_rate=1e-3)(),
+        ek.ref("shared.opt"),
+    ],
+)
+def test_however_hyperparameters_are_injected(optimizer):
+    shared = {"opt": L(optax.inject_hyperparams(optax.sgd))(learning_rate=1e-3)}
+    with pytest.warns(UserWarning, match="inject_hyperparams") as caught:
+        small(optimizer=optimizer, shared=shared).init()
+    assert len(caught) == 1
+
+
 def test_training_needs_a_loss(refused):
     refused("no_losses", small(losses={}), ConfigError)
 

@@ -57,10 +57,12 @@ def never_called() -> None:
     assert_type(optimizer, optax.GradientTransformationExtraArgs)
     ek.lazy(optax).adamw(3e-4)
     ek.lazy(optax.chain)(ek.lazy(optax.clip_by_global_norm)(1.0), ek.lazy(optax.sgd)(ek.optim.Constant(0.1)))
+    assert_type(ek.lazy(Opt)(0.1), Opt)
     assert_type(ek.lazy(eqx.nn.MLP)(64, 10, 128, 2), eqx.nn.MLP)  # the PRNG key is not missing
 
     ek.lazy(optax.adamw)(learning_rat=3e-4)  # pyright: ignore[reportCallIssue]  # misspelt
     ek.lazy(optax.adamw)(3e-4, nesterov="yes")  # pyright: ignore[reportArgumentType]  # a string for a bool
+    ek.lazy(Opt)(0.1, stepz=3)  # pyright: ignore[reportCallIssue]  # misspelt
     ek.lazy(optax).adamww(3e-4)  # pyright: ignore[reportAttributeAccessIssue]  # no such function
     ek.lazy(optax.chain)(ek.lazy(optax.sgd)(lr=0.1))  # pyright: ignore[reportCallIssue]  # at every depth
 
