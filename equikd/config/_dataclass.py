@@ -78,7 +78,8 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
         kw_only: all fields are keyword-only.
 
     Returns:
-        The same class, now a frozen dataclass.
+        The same class, now a frozen dataclass. A method `validate(self)` is run by `validate`, by command lines and by
+        the trainer, not at construction. Instances are equal if their fields are, by type and value (see `host`).
 
     Raises:
         ConfigError: at once where the class defines `__post_init__` (write `validate`), or a field whose name a config

@@ -84,7 +84,11 @@ def _unfit(plan: Plan, value: Any, path: str) -> ConfigError:
         part = value[0] if isinstance(value, tuple | list) and value else value
         part = f"{type(part).__qualname__}(...)" if is_config(part) else shortened(part, 60)
         fix = f'give each a name: {{"name": {part}}}'
-    got = shortened(value) if is_config(value) else f"{type(value).__name__} {shortened(value)}"
+    if plan.kind == "float" and is_array(value) and np.ndim(value):
+        fix = (
+            "one number; many at once are stacked configs, jax.tree.map(lambda *x: jnp.stack(x), *cfgs), under jax.vmap"
+        )
+    got = shortened(value) if is_config(value) or is_array(value) else f"{type(value).__name__} {shortened(value)}"
     return ConfigError(message(f"{path}: wrong kind of value", got=got, expected=spell(plan.annotation), fix=fix))
 
 
