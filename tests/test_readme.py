@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import equikd
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -28,7 +30,7 @@ def help_commands() -> list[str]:
     A word in capitals, and `...`, stand for what the reader has.
     """
     shown = r"(?:^\s*\$ ?|`|\"|: )(equikd (?:train|--)[^`\"\n]*)"
-    sources = [path.read_text("utf-8") for path in sorted((ROOT / "equikd").rglob("*.py"))]
+    sources = [path.read_text("utf-8") for path in sorted(Path(equikd.__file__).parent.rglob("*.py"))]
     found = [line.strip() for source in sources for line in re.findall(shown, source, re.MULTILINE)]
     found = [line for line in found if not re.search(r"\b[A-Z]{3,}\b|\.\.\.|[{}\[\]]", line)]
     return [line for line in dict.fromkeys(found) if line not in commands()]
