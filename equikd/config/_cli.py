@@ -81,7 +81,8 @@ def cli(cls: Any, args: Sequence[str] | None = None, *, default: Any = None, **o
 
 def _refuse_taken(cls: Any) -> None:
     """Refuses a field whose flag means something else already."""
-    members = typing.get_args(cls) if isinstance(cls, types.UnionType) else (cls,)
+    union = typing.get_origin(cls) in (typing.Union, types.UnionType)
+    members = typing.get_args(cls) if union else (cls,)
     for member in members:
         if is_config_class(member) and "help" in plans(member):
             what = f"{member.__qualname__}.help: --help is the flag that shows the help"

@@ -31,6 +31,7 @@ from equikd._compat import Tracer
 from equikd.config._flatten import Aux, alive, flatten_values, from_child, has_float
 from equikd.config._names import from_portable, portable
 from equikd.config._names import spell as spell_value
+from equikd.config._own import refuse_own
 from equikd.config._roles import Plan, normalise, spell
 from equikd.config._roles import plan as make_plan
 from equikd.config._values import Identity, is_config, is_part, typed_key
@@ -97,11 +98,7 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
     """
     if cls is None:
         return functools.partial(config, kw_only=kw_only)
-    _refuse_own_methods(cls)
-    taken = sorted(_OWN_NAMES & inspect.get_annotations(cls).keys())
-    if taken:
-        what = f"{cls.__qualname__}.{taken[0]}: a config class has this name itself"
-        raise ConfigError(message(what, got=f"fields {listing(taken)}", fix="give the field another name"))
+    refuse_own(cls)
     frame = sys._getframe(1)
     cls.__post_init__ = _post_init
     if "__repr__" not in cls.__dict__:
@@ -116,26 +113,6 @@ def config(cls: Any = None, /, *, kw_only: bool = False) -> Any:
         setattr(cls, name, method)
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten)
     return cls
-
-
-_OWN_NAMES = {"_flat", "_hash", "validate", "tree_items", "tree_replace"}
-_OWN_METHODS = {
-    "__post_init__": "unflattening does not call it; write validate(self), which is run on the host",
-    "__init__": "unflattening does not call it; write a class method or function that makes it",
-    "__eq__": "leave it out: two configs are equal if their fields are, by type and value",
-    "__hash__": "leave it out: two configs are equal if their fields are, by type and value",
-}
-
-
-def _refuse_own_methods(cls: type) -> None:
-    """Refuse methods that unflattening passes over, or that a config class makes itself; mixins included."""
-    for base in cls.__mro__[:-1]:
-        for name, fix in _OWN_METHODS.items():
-            own = base.__dict__.get(name)
-            made = "__equikd_config__" in base.__dict__ or (dataclasses.is_dataclass(base) and name != "__post_init__")
-            if own is not None and not made and base.__module__ != "typing":
-                what = f"{cls.__qualname__}: {base.__qualname__}.{name} would not be used"
-                raise ConfigError(message(what, fix=fix))
 
 
 class _Class:

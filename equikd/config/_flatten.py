@@ -14,7 +14,7 @@ import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config._roles import Plan, choose
-from equikd.config._values import Identity, Static, as_leaf, is_part
+from equikd.config._values import FrozenDict, Identity, Static, as_leaf, is_part
 from equikd.errors import ConfigError
 
 
@@ -110,14 +110,15 @@ def _contained(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def from_child(child: Any) -> Any:
-    """A pytree child as the user sees it: the same object where nothing in it is wrapped."""
+    """A pytree child as the user sees it. Outside a trace its dicts cannot be changed, as those of any config."""
     if type(child) is Static:
         return child.value
     if type(child) is tuple:
         return tuple(map(from_child, child))
     if isinstance(child, dict):
         parts = {key: from_child(part) for key, part in child.items()}
-        return parts if any(parts[key] is not part for key, part in child.items()) else child
+        in_trace = any(isinstance(part, Tracer) or type(part) is dict for part in parts.values())
+        return parts if in_trace else FrozenDict(parts)
     return child
 
 

@@ -39,8 +39,8 @@ class Plan:
     @property
     def role(self) -> str:
         """`leaf`, `static`, `opaque` or `child`, as `roles` shows it."""
-        if self.kind == "union" and _is_optional_float(self):
-            return "leaf"
+        if self.kind == "union" and sorted(m.annotation is type(None) for m in self.members) == [False, True]:
+            return "leaf" if any(m.kind in ("float", "integer") for m in self.members) else "child"
         if self.kind == "any" and not is_config_class(self.annotation):
             return "static"
         return {"float": "leaf", "integer": "leaf", "static": "static", "opaque": "opaque"}.get(self.kind, "child")

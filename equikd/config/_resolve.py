@@ -6,8 +6,8 @@ stands at its path, and a node that is referred to is built once. An exception k
 note with the config path and the line that wrote the node.
 
 Where Python needs the value of a traced float in a call, the note also names the float to pin. What a call returns may
-need it later, as a schedule that branches when it is called: of that `resolve` sees nothing; a trainer explains it, and
-`ek.inspect.traceable` finds it only in a trainer.
+need it later, as a schedule that branches when it is called: of that `resolve` sees nothing, nor does
+`ek.inspect.traceable` outside a trainer, whose step calls it; a trainer explains it.
 """
 
 import re
@@ -141,7 +141,11 @@ class Resolver:
                     fix=f"refer to a value that {join(at)} could hold itself",
                 )
             ) from None
-        return value if traced else fitting
+        if not traced:
+            return fitting
+        # A float field that reads an int has a float, weak as any other.
+        as_float = type(fitting) is float and not floating and isinstance(value, Tracer)
+        return weaken(value.astype(float_dtype())) if as_float else value
 
     def _refer(self, reference: Ref, at: Path) -> Any:
         try:
@@ -233,10 +237,14 @@ def _called(function: Any, given: dict[Any, Any]) -> Any:
     return function(*positional, **named)
 
 
+_MOST_TRIED = 32
+
+
 def _guilty(function: Any, given: dict[Any, Any], floats: list[Path], error: Exception) -> list[Path] | None:
     """Which floats make a call fail when they alone are traced; None if it fails so with none of them traced.
 
-    Their values are not known inside a trace: some number stands for each that is not traced.
+    The call is made again for each of the first floats, on shapes alone. Their values are not known inside a trace:
+    some number stands for each that is not traced.
     """
 
     def fails(traced: Path | None) -> bool:
@@ -254,7 +262,7 @@ def _guilty(function: Any, given: dict[Any, Any], floats: list[Path], error: Exc
             return False
         return False
 
-    return None if not floats or fails(None) else [path for path in floats if fails(path)] or None
+    return None if not floats or fails(None) else [path for path in floats[:_MOST_TRIED] if fails(path)] or None
 
 
 def _short(node: Node) -> str:

@@ -104,6 +104,10 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, float) and not isinstance(value, enum.Enum)
 
 
+def _is_integers(value: Any) -> bool:
+    return is_array(value) and jax.numpy.issubdtype(value.dtype, jax.numpy.integer)
+
+
 def float_array(value: Any, path: str) -> Any:
     """A 0-d float array for a float field, with a fixed dtype; a tracer passes as it is."""
     if isinstance(value, Tracer):
@@ -117,7 +121,7 @@ def float_array(value: Any, path: str) -> Any:
 
 def _normalise_integer(plan: Plan, value: Any, path: str) -> Any:
     low, high = (0, 2**32) if plan.unsigned else (-(2**31), 2**31)
-    if is_array(value) and np.ndim(value) == 0 and jax.numpy.issubdtype(value.dtype, jax.numpy.integer):
+    if _is_integers(value) and np.ndim(value) == 0:
         if not isinstance(value, np.ndarray):
             return value
         value = value.item()  # a numpy array can be changed in place
@@ -231,8 +235,8 @@ def choose(plan: Plan, value: Any) -> Plan | None:
     """The member of a union that a value belongs to."""
     for member in plan.members:
         exact = {
-            "float": _is_float(value) or is_array(value),
-            "integer": type(value) is int,
+            "float": _is_float(value) or (is_array(value) and not _is_integers(value)),
+            "integer": type(value) is int or _is_integers(value),
             "static": not is_array(value) and fits(member.annotation, value),
             "tuple": type(value) is tuple and len(value) == len(member.members),
             "sequence": type(value) is tuple,

@@ -6,6 +6,8 @@ import types
 import typing
 from typing import Any
 
+from equikd.config._plans import bare
+
 
 def signature_of(function: Any) -> tuple[inspect.Signature | None, dict[str, Any]]:
     """The signature of a callable and the evaluated annotations of its arguments; None where it has none."""
@@ -96,13 +98,12 @@ def admits_text(parameter: inspect.Parameter | None, annotation: Any) -> bool:
 
 
 def _may_be_text(annotation: Any) -> bool:
+    annotation = bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin is Any:
         return True
     if origin in (typing.Union, types.UnionType):
         return any(map(_may_be_text, typing.get_args(annotation)))
-    if origin is typing.Annotated:
-        return _may_be_text(typing.get_args(annotation)[0])
     try:
         return not isinstance(origin, type) or issubclass(str, origin)
     except TypeError:  # a protocol that is not runtime-checkable, which describes what can be called
@@ -111,9 +112,10 @@ def _may_be_text(annotation: Any) -> bool:
 
 def mentions(annotation: Any, kind: type) -> bool:
     """Whether an annotation is a type, or a union with it."""
+    annotation = bare(annotation)
     if annotation is kind:
         return True
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(mentions(part, kind) for part in typing.get_args(annotation))
     return False
 

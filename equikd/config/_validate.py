@@ -8,7 +8,7 @@ import numpy as np
 
 from equikd._compat import Tracer
 from equikd.config._dataclass import config, fields_of, plans, raw
-from equikd.config._values import Pin, Ref, is_config, is_node
+from equikd.config._values import FrozenDict, Pin, Ref, is_config, is_node, is_part
 from equikd.errors import ConfigError, EquikdError, listing, message, nearest, report
 from equikd.tree import PathError, get, join, walk
 
@@ -133,7 +133,7 @@ def host(cfg: T) -> T:
         array = np.asarray(value)
         return array.item() if array.dtype.kind in "iubc" else _shortest(array)
 
-    def rebuild(value: Any) -> Any:
+    def rebuild(value: Any, inside: bool = True) -> Any:
         if is_config(value):
             kinds = {name: plan.kind for name, plan in plans(type(value)).items()}
             fields = fields_of(value).items()
@@ -141,12 +141,13 @@ def host(cfg: T) -> T:
         if is_node(value):
             return type(value).map(value, rebuild)
         if type(value) is tuple:
-            return tuple(map(rebuild, value))
+            return tuple(rebuild(part, inside) for part in value)
         if isinstance(value, dict):
-            return type(value)((key, rebuild(part)) for key, part in value.items())
+            made = {key: rebuild(part, inside) for key, part in value.items()}
+            return FrozenDict(made) if inside else made
         return to_python(value)
 
-    return rebuild(cfg)
+    return rebuild(cfg, inside=is_part(cfg))
 
 
 __all__ = ["check_names", "config", "host", "validate"]

@@ -144,8 +144,8 @@ for _leafless in (Pin, Ref):
 class FrozenDict(dict[str, Any]):
     """A dict in a config: sorted by its keys, as in every JAX pytree, and never changed in place.
 
-    In a trace, and after a tree operation, a config has ordinary dicts. JAX takes the two for different containers:
-    beside ordinary dicts in one `jax.tree.map`, write `dict(cfg.weights)`.
+    In a trace a config has ordinary dicts. JAX takes the two for different containers: outside a trace, beside ordinary
+    dicts in one `jax.tree.map`, write `dict(cfg.weights)`.
     """
 
     __slots__ = ()

@@ -5,6 +5,7 @@ rounded down; so the value does not depend smoothly on a share, and the gradient
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -117,7 +118,8 @@ def _problems(schedule: Any, *shares: str) -> list[str]:
     steps, parts = schedule.transition_steps, [getattr(schedule, name) for name in shares]
     if problems or not known(steps, *parts):
         return problems
-    ends = [*(int(_end(part, steps)) for part in parts), steps]
+    ends = [*(_end(part, steps) for part in parts), steps]
+    ends = [int(end) if math.isfinite(end) else end for end in ends]
     if all(end < following for end, following in itertools.pairwise(ends)):
         return []
     named = " and ".join(f"{name}={part}" for name, part in zip(shares, parts, strict=True))

@@ -49,10 +49,9 @@ def configs(cls: type, *, fields: "Mapping[str, SearchStrategy[Any]] | None" = N
     given = dict(fields or {})
     drawn: dict[str, Any] = {}
     errors = []
+    annotations = {name: annotation for name, annotation in hints(cls).items() if name in plans(cls)}
     _open.append(cls)
-    for name, annotation in hints(cls).items():
-        if name not in plans(cls):
-            continue
+    for name, annotation in annotations.items():
         try:
             drawn[name] = given[name] if name in given else _field(cls, name, annotation)
         except ConfigError as error:

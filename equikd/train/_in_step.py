@@ -71,7 +71,8 @@ def _enclosed(part: InStep, trainer: Any, own: frozenset[str]) -> InStep:
     pending = references(part)
     while pending:
         at, reference = pending.pop()
-        if parse(reference.path)[0] in own or (at[0] == "referred" and at[1] not in part.referred):
+        gone = at[0] == "referred" and at[1] not in part.referred  # into what has been put around it since
+        if parse(reference.path)[0] in own or gone:
             continue
         try:
             path, value = _followed(trainer, reference)

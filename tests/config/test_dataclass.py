@@ -8,9 +8,11 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equikd.config import config, field, lazy, pin, ref, resolve, roles
+from equikd.config import config, field, host, lazy, pin, ref, resolve, roles
 from equikd.errors import ConfigError
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a new process finds what this one does
@@ -419,9 +421,10 @@ def test_a_dict_in_a_config_cannot_be_changed_in_place(snapshot):
     assert jax.tree.structure(cfg) == before
     assert type(cfg.weights | {"c": 1.0}) is dict
     mapped = jax.tree.map(lambda x: x, cfg)
-    mapped.weights["a"] = jnp.float32(7)  # an ordinary dict, which is what the config then flattens to
-    assert jax.tree.leaves(mapped.weights) == [7, 2]
-    assert jax.jit(lambda traced: traced.weights["a"])(mapped) == 7
+    for outside in (mapped, host(mapped), eqx.filter(cfg, eqx.is_array), jax.device_get(cfg)):
+        with pytest.raises(ConfigError, match="cannot be changed in place"):
+            outside.weights["a"] = 7.0
+    assert type(host({"a": mapped.weights["a"]})) is dict
     assert jax.jit(lambda traced: jax.tree.map(lambda a, b: a * b, traced.weights, {"a": 2, "b": 3})["a"])(cfg) == 2
     assert jax.tree.map(lambda x: x * 2, cfg.weights) == {"a": 2.0, "b": 4.0}
 
@@ -450,9 +453,25 @@ def test_methods_that_unflattening_passes_over_are_refused(snapshot):
         ("Own", (), "__init__"),
         ("Equal", (), "__eq__"),
         ("Hashed", (), "__hash__"),
+        ("Items", (), "tree_items"),
+        ("Pickled", (), "__getstate__"),
     ):
         body = {} if method is None else {method: lambda self, other=None: None}
         with pytest.raises(ConfigError) as error:
             config(type(name, bases, body))
         errors.append(str(error.value).replace("test_methods_that_unflattening_passes_over_are_refused.<locals>.", ""))
     snapshot("own_methods", "\n".join(errors))
+
+
+def test_a_config_class_may_implement_a_protocol():
+    @typing.runtime_checkable
+    class Named(typing.Protocol):
+        name: str
+
+    @config
+    class Own(Named):
+        name: str = "x"
+        rate: float = 0.5
+
+    assert isinstance(Own(), Named)
+    assert len(jax.tree.leaves(Own())) == 1

@@ -320,3 +320,10 @@ def test_changes_are_a_dict_of_paths(snapshot):
             override(Cfg(), wrong)
         messages.append(str(caught.value))
     snapshot("no_dict", "\n".join(messages))
+
+
+def test_what_is_pinned_takes_numbers_only():
+    assert override({"b": pin(0.5)}, {"b": 1})["b"] == pin(1.0)
+    for wrong in ("x", True):
+        with pytest.raises(ConfigError, match="wrong kind of value"):
+            override({"b": pin(0.5)}, {"b": wrong})

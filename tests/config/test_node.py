@@ -6,7 +6,7 @@ import functools
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NewType
 
 import equinox as eqx
 import jax
@@ -479,3 +479,13 @@ def test_a_node_outlives_its_donation():
     doubled = jax.jit(lambda node: jax.tree.map(lambda leaf: 2 * leaf, node), donate_argnums=0)
     assert host(doubled(node)).rate == host(doubled(node)).rate == 1.0
     assert [float(leaf) for leaf in jax.tree.leaves(node)] == [0.5, 0.25]
+
+
+Rate = NewType("Rate", float)
+
+
+def test_a_new_type_of_float_is_a_float():
+    def function(x: Rate, y: Annotated[Rate, "y"] = Rate(1.0)):
+        return x, y
+
+    assert [leaf.item() for leaf in jax.tree.leaves(lazy(function)(3, 2))] == [3.0, 2.0]

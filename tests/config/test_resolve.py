@@ -309,6 +309,14 @@ def test_an_int_that_a_float_refers_to_is_a_float():
     assert built["made"].anything is built["node"]
 
 
+def test_an_int_leaf_that_a_float_refers_to_is_a_weak_float_in_a_trace():
+    cfg = {"fields": Fields(rate=ref("fields.steps"))}
+    seen = []
+    out = jax.jit(lambda cfg: seen.append(resolve(cfg)["fields"].rate) or seen[0] * jnp.ones((), jnp.bfloat16))(cfg)
+    assert (seen[0].dtype, seen[0].weak_type, out.dtype) == (jnp.float32, True, jnp.bfloat16)
+    assert out == cfg["fields"].steps
+
+
 def formatted(rate, other=1.0):
     return f"{rate:.3f}", other
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from equikd.config import config, field, lazy, pin, ref
+from equikd.config import config, field, lazy, pin, ref, roles
 from equikd.config._dataclass import plans
 from equikd.config._plans import plan
 from equikd.errors import ConfigError
@@ -393,3 +393,10 @@ def test_a_generic_config_class_in_a_field_admits_its_own_instances_only():
     for wrong in (5, "x"):
         with pytest.raises(ConfigError):
             cls(wrong)
+
+
+def test_dynamic_ints_stay_editable_after_a_tree_operation():
+    cls = config(type("Two", (), {"__annotations__": {"x": int | None, "y": float}, "x": field(dynamic=True)}))
+    mapped = jax.tree.map(lambda leaf: leaf, cls(x=3, y=0.5))
+    assert dataclasses.replace(mapped, y=0.25).x == 3
+    assert roles(cls)["x"][0] == "leaf"

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equikd.config as ekc
+from equikd.config._values import FrozenDict
 from equikd.train._structure import Reader, Writer, importable_name
 
 
@@ -128,6 +129,7 @@ def node(children: st.SearchStrategy) -> st.SearchStrategy:
         st.lists(children, max_size=3).map(tuple),
         st.dictionaries(keys, children, max_size=3),
         st.dictionaries(st.text(max_size=4), children, max_size=3).map(collections.OrderedDict),
+        st.dictionaries(st.text(max_size=4), children, max_size=3).map(FrozenDict),
         st.builds(Pair, children, children),
         st.builds(block, children, children),
         st.builds(Plain, children, children),
