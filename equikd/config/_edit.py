@@ -156,7 +156,7 @@ def _checked(cfg: Any, path: str, new: Any) -> Any:
 
 def _of_kind(old: Any, new: Any, annotation: Any, path: str) -> Any:
     """The new value, where an old scalar, also one in a tuple or dict, has one of its kind."""
-    if type(old) is Pin and isinstance(new, bool | str | tuple | dict):  # numbers are pins by now; a node may replace one
+    if type(old) is Pin and isinstance(new, bool | str | tuple | dict):  # numbers are pins by now
         normalise(plan(float), new, path)
     if old is None or new is None or is_part(new) or is_part(old):
         return new
