@@ -1,8 +1,10 @@
 """Shared fixtures: message snapshots, compile counting, a Hypothesis profile for CI."""
 
+import gc
+import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -44,6 +46,18 @@ def _compilations_are_counted() -> None:
     _COMPILATIONS.clear()
     jax.jit(lambda x: x + 1)(1.0)
     assert _COMPILATIONS.names, f"{COMPILE_EVENT} is no longer recorded"
+
+
+_MODULES = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_let_go() -> Iterator[None]:
+    """Compiled programs are kept by JAX: those of all test files together would take gigabytes of a worker's memory."""
+    yield
+    if next(_MODULES) % 20 == 0:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
