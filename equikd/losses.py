@@ -119,10 +119,10 @@ class Loss(abc.ABC):
 
         Raises:
             WiringError: key paths lead nowhere, or the mask does not fit the values; names key paths and shapes.
-            jaxtyping.TypeCheckError: a shape does not fit the annotations of `values`.
+            ShapeError: a shape does not fit the annotations of `values`.
         """
         arguments = self.connect(context)
-        with explained(self, arguments):
+        with explained(self, type(self).values, arguments, context):
             mask, real = kept_and_real(arguments.pop("mask", None), context)
             arguments = self._harmless(arguments, mask, real)
             if "mask" in arguments_of(type(self).values)[0]:

@@ -11,13 +11,15 @@ the config path that holds the wrong one, what is near it, and what is available
 """
 
 import builtins
+import contextlib
 import dataclasses
 import functools
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import jax
@@ -27,6 +29,7 @@ from equikd.config._dataclass import hints as config_hints
 from equikd.config._values import is_config
 from equikd.errors import WiringError, listing, message, nearest, report
 from equikd.tree import Key, Path, PathError, Wildcard, items, join, parse, walk
+from equikd.typing import Scope, ShapeError, declared
 
 
 class _KeyPathMark:
@@ -101,6 +104,64 @@ class Context:
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Context) if f.default is UNSET)
+
+
+@contextlib.contextmanager
+def shared_axes(context: Any, function: Any, *, rows: bool = True) -> Iterator[None]:
+    """The scope of axis names of a step: `b`, the rows of its batch, and what a typed batch declares.
+
+    The model's call, losses and metrics share these names, since key paths connect them; what they call in turn has
+    names of its own, so that the layers of a net may reuse letters.
+
+    Args:
+        context: what the step has computed so far.
+        function: what is called inside.
+        rows: whether it sees the batch axis; a model that is mapped over it, and a penalty, do not.
+
+    Raises:
+        WiringError: the batch does not fit its own annotations.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from equikd.typing import Array, Float, dim, typechecked
+        >>> @typechecked
+        ... def loss(x: Float[Array, " d"]):
+        ...     return dim("b")
+        >>> with shared_axes(Context(batch={"x": jnp.ones((4, 2))}, mask=jnp.ones(4, bool)), loss):
+        ...     loss(jnp.ones(2))
+        4
+    """
+    batch, mask = getattr(context, "batch", UNSET), getattr(context, "mask", UNSET)
+    try:
+        sizes = {} if batch is UNSET else declared(batch, "batch")
+    except ShapeError as error:
+        raise WiringError(f"the batch does not fit its own annotations: {error}") from None
+    binders = dict.fromkeys(sizes, "the annotations of the batch")
+    if mask is not UNSET and mask is not None:
+        sizes, binders = {**sizes, "b": mask.shape[0]}, {**binders, "b": "the rows of the batch"}
+    if not rows:
+        sizes.pop("b", None)
+    with Scope(of=function, **sizes) as scope:
+        scope.binders |= {name: binders[name] for name in sizes}
+        yield
+
+
+_PLACE: ContextVar[str | None] = ContextVar("equikd_place", default=None)
+
+
+@contextlib.contextmanager
+def standing_at(path: str) -> Iterator[None]:
+    """Inside, messages name an owner of key paths by its config path."""
+    token = _PLACE.set(path)
+    try:
+        yield
+    finally:
+        _PLACE.reset(token)
+
+
+def place_of(owner: Any) -> str:
+    """The config path at which an owner of key paths stands, where it is known, else its class."""
+    return _PLACE.get() or type(owner).__qualname__
 
 
 def lookup(context: Any, path: str) -> Any:

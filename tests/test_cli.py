@@ -280,7 +280,7 @@ def test_help(run, config_file):
     for words in (["--help"], ["-h"], ["train", "--help"]):
         said = run(*words)
         assert said.code == 0
-        assert said.out.startswith("usage: equikd train MODULE")
+        assert said.out.startswith("usage: equikd COMMAND MODULE")
     assert run().code == 2
     said = run("train", DIGITS, "--help")
     assert said.code == 0
@@ -309,6 +309,10 @@ def test_version(run):
     [
         ("command", ["trian", DIGITS]),
         ("no_module", ["train"]),
+        ("no_module_to_check", ["check", "--memory"]),
+        ("no_module_of_paths", ["paths"]),
+        ("check_data", ["check", DIGITS, "--args.batch_size=5000"]),
+        ("check_key_path", ["check", DIGITS, "--cfg.inputs.x=batch.imagee"]),
         ("flag_first", ["train", "--workdir", "a", DIGITS]),
         ("module", ["train", "equikd.example.digits"]),
         ("no_such_module", ["train", "nowhere_at_all"]),
@@ -426,9 +430,42 @@ def test_a_flag_given_twice(run, config_file, flags, named):
     assert f"{named}: given twice" in refused(run("train", config_file("repeated", text), *flags))
 
 
-def test_faults_of_user_code_keep_their_traceback(run, config_file):
-    with pytest.raises(ZeroDivisionError):
-        run("train", config_file("fault", "def get_config(): return 1 / 0"))
+MODEL_OF_ONES_OWN = """import equinox as eqx, jax.numpy as jnp, numpy as np, optax, equikd as ek
+class Net(eqx.Module):
+    linear: eqx.nn.Linear
+    def __init__(self, *, key):
+        self.linear = eqx.nn.Linear(2, 2, key=key)
+    def __call__(self, x):
+        return BODY
+def get_config():
+    data = {"x": np.ones((8, 2), np.float32)}
+    return ek.Trainer(model=ek.lazy(Net)(), inputs={"x": "batch.x"}, optimizer=ek.lazy(optax.sgd)(0.1),
+        losses={"a": ek.losses.SquaredError(preds="preds", targets="batch.x")}, num_steps=1,
+        train_data=ek.data.InMemory(data, batch_size=4))
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "check", "paths"])
+def test_faults_of_user_code_are_told_by_their_own_lines(run, config_file, command):
+    text = refused(run(command, config_file(f"fault_{command}", "def get_config():\n    return 1 / 0")))
+    assert text.splitlines()[:2] == ["ZeroDivisionError: division by zero", "in your code:"]
+    assert re.search(rf"  .*fault_{command}\.py:2 in get_config: return 1 / 0", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("branch", "x if x.mean() > 0 else -x", "TracerBoolConversionError"),
+        ("misspelt", "self.nothing_of_that_name(x)", "AttributeError"),
+        ("numpy", "jnp.asarray(__import__('numpy').asarray(x))", "TracerArrayConversionError"),
+    ],
+)
+def test_faults_in_the_model_are_one_screen(run, config_file, name, body, said):
+    path = config_file(f"model_{name}", MODEL_OF_ONES_OWN.replace("BODY", body))
+    for command in ("check", "train"):
+        text = refused(run(command, path))
+        assert text.startswith(f"{said}: ")
+        assert f"model_{name}.py:7 in __call__: return {body}" in text
 
 
 def test_faults_below_a_node_name_its_path_and_line(run, config_file):
@@ -436,7 +473,7 @@ def test_faults_below_a_node_name_its_path_and_line(run, config_file):
     text = refused(run("train", path, "--args.size=2"))
     assert text.startswith("ValueError: ")
     assert "while resolving train_data.arrays = below.load()" in text
-    assert re.search(r"at .*below\.py:\d+ in load: return", text)
+    assert re.search(r"  .*below\.py:\d+ in load: return", text)
 
 
 def test_the_traceback_is_there_on_request(run, monkeypatch):
@@ -507,8 +544,7 @@ def get_config(settings: Settings = Settings()):
 )
 def test_bools_of_the_settings(run, config_file, words, read):
     path = config_file("switches", SWITCHES)
-    with pytest.raises(ValueError, match=f"^{read}$"):
-        run("train", path, *words.split())
+    assert refused(run("train", path, *words.split())).startswith(f"ValueError: {read}\n")
 
 
 def test_a_bool_is_nothing_else(run, config_file):
@@ -520,3 +556,40 @@ def test_examples_without_scikit_learn(run, monkeypatch):
     text = refused(run("train", DIGITS))
     assert text.startswith("ModuleNotFoundError")
     assert 'pip install "equikd[examples]"' in text
+
+
+# --- check and paths --------------------------------------------------------------------------------------------------
+
+
+def test_check_tells_what_the_experiment_consists_of(run, tmp_path):
+    said = run("check", DIGITS, "--args.batch-size=32", "--cfg.losses.ce.label_smoothing=0.2")
+    assert (said.code, said.error) == (0, "")
+    assert re.search(r"batch\.image +f32\[32,8,8\] +inputs\.x\n", said.out)
+    assert re.search(r"optimizer\.learning_rate +traced\n", said.out)
+    assert "Memory" not in said.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--memory", "--memory=true"])
+def test_check_with_memory(run, flag):
+    said = run("check", DIGITS, flag, "--args.width=16")
+    assert re.search(r"\n  arguments +[\d.]+ KiB\n", said.out)
+
+
+def test_paths_are_the_keys_that_connect(run):
+    said = run("paths", DIGITS)
+    assert said.code == 0
+    named = re.findall(r"^  (\S+)  ", said.out, re.MULTILINE)
+    assert {"batch.image", "batch.label", "preds", "mask", "grads.**"} <= {*named}
+    wired = run("check", DIGITS, "--cfg.metrics.accuracy.preds=" + "preds", "--cfg.metrics.accuracy.mask=mask")
+    assert wired.code == 0
+
+
+@pytest.mark.parametrize("command", ["check", "paths"])
+def test_check_and_paths_have_help_and_only_their_own_flags(run, command):
+    helped = run(command, DIGITS, "--help")
+    assert helped.code == 0
+    assert "--args.width" in helped.out
+    assert "--workdir" not in helped.out
+    assert ("--memory" in helped.out) == (command == "check")
+    assert "--workdir" in refused(run(command, DIGITS, "--workdir=here"))

@@ -25,13 +25,12 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import TypeCheckError
 
 from equikd.config import config
 from equikd.errors import WiringError, message
 from equikd.metrics._state import State
-from equikd.typing import typechecked
-from equikd.wiring import UNSET, Context, KeyPath, arguments_of, fill, key_paths
+from equikd.typing import provenance, typechecked
+from equikd.wiring import UNSET, Context, KeyPath, arguments_of, fill, key_paths, place_of, shared_axes
 
 
 @config(kw_only=True)
@@ -86,10 +85,10 @@ class Metric(abc.ABC):
 
         Raises:
             WiringError: key paths lead nowhere, or the mask does not fit; names key paths and shapes.
-            jaxtyping.TypeCheckError: a shape does not fit the annotations of `from_values`.
+            ShapeError: a shape does not fit the annotations of `from_values`.
         """
         arguments = self.connect(context)
-        with explained(self, arguments):
+        with explained(self, type(self).from_values, arguments, context):
             if self.takes_mask:
                 arguments["mask"] = kept_and_real(arguments["mask"], context)[0]
             elif "mask" in arguments_of(type(self).from_values)[0]:
@@ -104,7 +103,7 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
     def to_jax(leaf: Any) -> Any:
         return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_numeric(leaf) else leaf
 
-    @functools.wraps(method)
+    @functools.wraps(inner)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(to_jax, (args, kwargs))
         return inner(self, *args, **kwargs)
@@ -187,21 +186,23 @@ def all_kept(arguments: Any) -> jax.Array:
 
 
 @contextlib.contextmanager
-def explained(owner: Any, arguments: dict[str, Any]) -> Iterator[None]:
-    """Adds to an error which key paths the arguments came from, and their shapes."""
-    lines = [
-        f"{type(owner).__qualname__}.{name} = {path!r}: {_spec(arguments[name])}"
-        for name, path in key_paths(owner).items()
-        if name in arguments
-    ]
+def explained(owner: Any, function: Any, arguments: dict[str, Any], context: Context) -> Iterator[None]:
+    """Shares the axes of the step, and adds to an error which key paths the arguments came from.
+
+    Args:
+        owner: a config with `KeyPath` fields.
+        function: its method that is called inside.
+        arguments: of the method.
+        context: what the step has computed so far.
+    """
+    sources = {name: f"{place_of(owner)}.{name} = {path!r}" for name, path in key_paths(owner).items()}
+    lines = [f"{source}: {_spec(arguments[name])}" for name, source in sources.items() if name in arguments]
     try:
-        yield
+        with shared_axes(context, function, rows=owner.mask is not None), provenance(sources, function):
+            yield
     except WiringError as error:  # its text goes into reports, where a note would be lost
         headline, _, answers = str(error).partition("\n")
         raise WiringError(f"{message(headline, where=chr(10).join(lines))}\n{answers}".rstrip()) from error
-    except TypeCheckError as error:
-        error.add_note("\n".join(["the arguments come from", *lines]))
-        raise
 
 
 def _spec(value: Any) -> str:

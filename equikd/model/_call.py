@@ -15,7 +15,8 @@ import jax
 
 from equikd.errors import WiringError, listing, message, nearest, report
 from equikd.tree import join, parse
-from equikd.wiring import Context, key_paths, lookup
+from equikd.typing import provenance
+from equikd.wiring import Context, key_paths, lookup, shared_axes
 
 _Parameter = inspect.Parameter
 _STARRED = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
@@ -187,7 +188,9 @@ def call(
         model = eqx.nn.inference_mode(model)
     parameters, stateful = parameters_of(model), model_state is not None
     arguments = inputs_of(model, inputs, context, unmapped=unmapped, stateful=stateful)
-    paths = {name: path for name, (path, _) in input_paths(model, inputs, stateful=stateful).items()}
+    filled = input_paths(model, inputs, stateful=stateful)
+    paths = {name: path for name, (path, _) in filled.items()}
+    sources = {name: f"{where} = {path!r}" for name, (path, where) in filled.items()}
     threads = stateful and "state" in parameters and "state" not in arguments
     same: dict[str, Any] = {}
     if threads:  # a copy, since `State.set` makes the one that it is called on unusable
@@ -199,7 +202,8 @@ def call(
         (same if key is None or not per_example else keys)["key"] = key
 
     if not per_example:
-        out = _invoke(model, parameters, {**arguments, **same})
+        with shared_axes(context, model), provenance(sources, model):
+            out = _invoke(model, parameters, {**arguments, **same})
         return _output_and_state(model, out) if threads else (out, model_state)
 
     size = context.mask.shape[0]
@@ -217,7 +221,8 @@ def call(
         axis_name="batch",
         axis_size=size,
     )
-    preds, new_state = mapped(arguments, keys)
+    with shared_axes(context, model, rows=False), provenance(sources, model):
+        preds, new_state = mapped(arguments, keys)
     return preds, new_state if threads else model_state
 
 

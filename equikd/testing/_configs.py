@@ -34,13 +34,13 @@ def check_config(
 
     Args:
         cls: the config class, importable by name (JSON names it).
-        fields: field -> strategy, for fields whose annotation says too little.
+        fields: field -> strategy, for fields whose annotation says too little; without it they keep their default.
         where: predicate that instances must satisfy, beside their own `validate`.
         examples: how many are drawn.
 
     Raises:
         AssertionError: a law is broken; the smallest instance found is in the text.
-        ConfigError: fields that cannot be drawn.
+        ConfigError: fields that cannot be drawn and have no default, all at once.
 
     Example:
         >>> from equikd.optim import WarmupCosine

@@ -15,6 +15,7 @@ from equikd.train._saved_model import load_model as load_model
 from equikd.train._saved_model import save_model as save_model
 from equikd.train._state import TrainState as TrainState
 from equikd.train._step import apply_updates as apply_updates
+from equikd.train._step import begin as begin
 from equikd.train._step import collect as collect
 from equikd.train._step import default_step as default_step
 from equikd.train._step import forward as forward

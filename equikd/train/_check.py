@@ -29,7 +29,8 @@ from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
 from equikd.tree import join
-from equikd.wiring import UNSET, Context, Unwired, key_paths
+from equikd.typing import ShapeError
+from equikd.wiring import UNSET, Context, Unwired, key_paths, standing_at
 
 _RESERVED = ("loss", "losses", "weighted")
 _SHAPE_ERRORS = (TypeError, ValueError, NameError)  # what JAX, Equinox and jaxtyping raise for what does not fit
@@ -186,8 +187,10 @@ def _call_message(error: Exception, config: Any, context: Context, state: Any, t
 
 def _told(error: Exception) -> str:
     """The line that an error comes from, and what it says."""
+    if isinstance(error, ShapeError):  # it has a table, and the line of the function
+        return f"ShapeError: {error}"
     line, lines = line_of(error), str(error).strip().splitlines()
-    # What a type check says above its ruler names argument and annotation; the first line of others says it.
+    # What jaxtyping says above its ruler names argument and annotation; the first line of others says it.
     count = next((i for i, text in enumerate(lines) if text.startswith("---")), 1) if _is_type_check(error) else 1
     says = f"{type(error).__name__}: " + "\n".join(_spelled(text)[:300] for text in lines[:count])
     return says if line is None else f"{line}\n{says}"
@@ -227,8 +230,9 @@ def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:
     if lines or _waits_for_predictions(owner, context):
         return None
     try:
-        return owner.from_context(context)
-    except WiringError as error:
+        with standing_at(where):
+            return owner.from_context(context)
+    except (ShapeError, WiringError) as error:
         errors.append(f"{where}: {error}")
     except NEEDS_VALUE:
         pass  # which float is to blame is found out later

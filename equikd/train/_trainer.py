@@ -21,6 +21,7 @@ from equikd.metrics import Metric
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, environment_facts
+from equikd.train._exhausted import memory_explained
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._lock import locked
@@ -175,9 +176,9 @@ class Trainer:
         directory = None if workdir is None else RunDirectory.open(workdir)
         if directory is not None:
             directory.check()
-        setup, writers, text = prepare(self, model, model_state), self._writers(), to_json(self, unloadable=True)
+        setup, writers, text = prepare(self, model, model_state), writers_of(self), to_json(self, unloadable=True)
         if directory is None:
-            stepper, batches = self._first(setup, model, model_state), _batches(setup, 0)
+            stepper, batches = self._first(setup, model, model_state), first_batches(setup, 0)
             run = Run(None, text, setup.num_steps, start_step=0)
             return self._run(setup, stepper, batches, Writers.open(writers, run), run)
         keep = self.checkpoints.keep if self.checkpoints else 1
@@ -187,7 +188,7 @@ class Trainer:
             found = restored(directory, store, setup, changed)
             stepper = self._first(setup, model, model_state) if found is None else found.stepper
             start, seconds = (0, 0.0) if found is None else (found.step, found.seconds)
-            batches = _batches(setup, start)  # what can fail comes before anything is written
+            batches = first_batches(setup, start)  # what can fail comes before anything is written
             if directory.exists:
                 tell(directory, setup, start, changed)
             else:
@@ -223,14 +224,6 @@ class Trainer:
         state = initial_state(setup.config, setup.seed, model, model_state)
         return Stepper(setup.config, state, spec=setup.spec)
 
-    def _writers(self) -> tuple[Any, ...]:
-        writers = part(self, "writers")
-        wrong = [f"writers[{i}]: {one!r}"[:100] for i, one in enumerate(writers) if not hasattr(type(one), "open")]
-        if wrong:
-            what = "a writer is a config with the method open(run), such as ek.train.TensorBoard()"
-            raise ConfigError(message(what, got="\n".join(wrong)))
-        return writers
-
     def _run(
         self,
         setup: Setup,
@@ -245,13 +238,33 @@ class Trainer:
             output, saving = Output(opened, seconds), None
             if store is not None and self.checkpoints is not None:
                 saving = Saving(store, self.checkpoints.every, setup.seed)
-            loop(setup, stepper, batches, output, saving, run.start_step)
-            if run.start_step == setup.num_steps and run.workdir is not None:
-                results_again(setup, stepper, output, run.workdir)
+            with memory_explained(setup):
+                loop(setup, stepper, batches, output, saving, run.start_step)
+                if run.start_step == setup.num_steps and run.workdir is not None:
+                    results_again(setup, stepper, output, run.workdir)
         return Result(self, stepper.state, output.latest, tuple(output.history))
 
 
-def _batches(setup: Setup, start: int) -> Iterator[Batch]:
+def writers_of(trainer: Trainer) -> tuple[Any, ...]:
+    """The writers that the trainer names.
+
+    Raises:
+        ConfigError: something among them is no writer.
+    """
+    writers = part(trainer, "writers")
+    wrong = [f"writers[{i}]: {one!r}"[:100] for i, one in enumerate(writers) if not hasattr(type(one), "open")]
+    if wrong:
+        what = "a writer is a config with the method open(run), such as ek.train.TensorBoard()"
+        raise ConfigError(message(what, got="\n".join(wrong)))
+    return writers
+
+
+def first_batches(setup: Setup, start: int) -> Iterator[Batch]:
+    """The training batches from number `start` on.
+
+    Raises:
+        DataError: there are none.
+    """
     try:
         return setup.data.batches(start, setup.seed)
     except DataError as error:

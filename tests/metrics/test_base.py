@@ -143,11 +143,11 @@ def test_shapes_are_checked_without_a_decorator():
     bad = context().replace(preds=jnp.ones((4, 2)))
     with pytest.raises(TypeCheckError) as error:
         MyError("preds", "batch.y").from_context(bad)
-    assert error.value.__notes__[-1].splitlines() == [
-        "the arguments come from",
-        "MyError.mask = 'mask': bool[4]",
-        "MyError.preds = 'preds': float32[4, 2]",
-        "MyError.targets = 'batch.y': float32[4]",
+    rows = [line for line in str(error.value).splitlines() if "  from " in line]
+    assert [row.partition("  from ")[2] for row in rows] == [
+        "MyError.preds = 'preds'",
+        "MyError.targets = 'batch.y'",
+        "MyError.mask = 'mask'",
     ]
     with pytest.raises(TypeCheckError):
         MyError("preds", "batch.y").from_values(jnp.ones(3), jnp.ones(4), jnp.ones(4, bool))

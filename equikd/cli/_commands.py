@@ -1,0 +1,53 @@
+"""The commands: each takes the words after its name, and returns an exit code."""
+
+import sys
+from collections.abc import Callable
+
+from equikd.cli._arguments import configured
+
+
+def _train(words: list[str]) -> int:
+    trainer, name, flags = configured(words, "train", {"workdir": (str, _default_workdir)})
+
+    from equikd.train import final_table
+
+    try:
+        result = trainer.train(flags.workdir)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; {_what_is_left(flags.workdir)}\n")
+        return 130
+    final_table(result.metrics, title=f"{name}, {int(result.state.step)} steps, in {flags.workdir}")
+    return 0
+
+
+def _default_workdir(module: str) -> str:
+    return f"runs/{module.removesuffix('.py').replace('/', '.').rpartition('.')[2]}"
+
+
+def _what_is_left(workdir: str) -> str:
+    from equikd.train import CheckpointStore
+    from equikd.train._directory import RunDirectory
+
+    step = CheckpointStore(RunDirectory.open(workdir).checkpoints, keep=1).latest()
+    return "there is no checkpoint yet" if step is None else f"the same command goes on from step {step}"
+
+
+def _check(words: list[str]) -> int:
+    trainer, _, flags = configured(words, "check", {"memory": (bool, False)})
+
+    from equikd.inspect import check
+
+    sys.stdout.write(f"{check(trainer, memory=flags.memory)}\n")
+    return 0
+
+
+def _paths(words: list[str]) -> int:
+    trainer, _, _ = configured(words, "paths")
+
+    from equikd.inspect import check
+
+    sys.stdout.write(f"{check(trainer).context}\n")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "check": _check, "paths": _paths}
