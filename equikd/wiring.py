@@ -141,7 +141,7 @@ def shared_axes(context: Any, function: Any, *, rows: bool = True) -> Iterator[N
         sizes, binders = {**sizes, "b": mask.shape[0]}, {**binders, "b": "the rows of the batch"}
     if not rows:
         sizes.pop("b", None)
-    with Scope(of=function, **sizes) as scope:
+    with Scope(of=function, sizes=sizes) as scope:
         scope.binders |= {name: binders[name] for name in sizes}
         yield
 

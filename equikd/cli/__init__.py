@@ -38,6 +38,7 @@ Errors are told on one screen, with exit code 2. EQUIKD_TRACEBACK=1 shows the Py
 
 
 _MOST_LINES = 36  # of an error, so that it stays on one screen
+_MOST_FRAMES = 8  # of the user's own code, in a fault there
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = _cut(f"{type(error).__name__}: {str(error).strip()}", _MOST_LINES // 3)
         where = ["in your code:", *(f"  {line}" for line in lines[-_MOST_FRAMES:])] if lines else []
         return _refuse("\n".join([text, *notes, *where, "EQUIKD_TRACEBACK=1 shows the traceback"]), error)
-
-
-_MOST_FRAMES = 8
 
 
 def _run(words: list[str]) -> int:

@@ -41,7 +41,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
     model = strong_model(model, verdict.hyperparameter)
     trainable = _trainable(config.trainable, verdict)
     params, _ = split(model, trainable)
-    optimizer = resolve(config.optimizer, root=config, path="optimizer")
+    optimizer = optimizer_of(config)
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ConfigError(
             message(
@@ -64,6 +64,12 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
         hyperparameter=verdict.hyperparameter,
     )
     return settle(state)
+
+
+def optimizer_of(config: Any) -> Any:
+    """What the optimizer resolves to; `optax.MultiSteps`, which is no transformation itself, as the one it makes."""
+    optimizer = resolve(config.optimizer, root=config, path="optimizer")
+    return optimizer.gradient_transformation() if isinstance(optimizer, optax.MultiSteps) else optimizer
 
 
 def _model(config: Any, key: jax.Array, model: Any, model_state: Any) -> tuple[Any, Any, Twin]:

@@ -18,6 +18,7 @@ from equikd.losses import replace_masked
 from equikd.metrics import Aux, StepTotals
 from equikd.model import call, with_hyperparameters
 from equikd.train._core import update, value_and_gradients
+from equikd.train._init import optimizer_of
 from equikd.train._state import TrainState, split, strong
 from equikd.wiring import UNSET, Context
 
@@ -122,7 +123,7 @@ def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[Tra
     Returns:
         The new state, and the context with updates and opt_state.
     """
-    optimizer = resolve(config.optimizer, root=config, path="optimizer")
+    optimizer = optimizer_of(config)
     _, rest = split(context.model, state.trainable)
     new, updates, opt_state = update(
         optimizer,

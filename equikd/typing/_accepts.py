@@ -4,8 +4,9 @@ This is how a union finds the members worth trying, how a `PyTree` finds its lea
 """
 
 import functools
+import types
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,9 @@ import numpy as np
 
 from equikd.typing import _beartype
 from equikd.typing._nodes import (
+    COLLECTIONS,
+    MAPPINGS,
+    SEQUENCES,
     ArrayNode,
     CollectionNode,
     DataclassNode,
@@ -112,9 +116,37 @@ def _plain_test(annotation: Any) -> Callable[[Any], bool]:
         return lambda value: value is None
     if annotation is float:
         return _is_float
+    items = _items_test(annotation)
+    if items is not None:
+        return items
     if type(annotation) is type:  # a class without a metaclass: nothing that beartype knows better
         return lambda value: isinstance(value, annotation)
     return _beartype.tester(annotation)
+
+
+def _items_test(annotation: Any) -> Callable[[Any], bool] | None:
+    """The test of a container or union without arrays: of every item, where beartype looks at one at random."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Union or origin is types.UnionType:
+        members = [plain_test(member) for member in arguments]
+        return lambda value: any(test(value) for test in members)
+    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
+        tests = [plain_test(item) for item in arguments]
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(tests)
+            and all(test(one) for test, one in zip(tests, value, strict=True))
+        )
+    if (origin is tuple or origin in SEQUENCES) and arguments:
+        kind, item = origin, plain_test(arguments[0])
+        return lambda value: is_sequence(value, kind) and all(map(item, items_of(value)))
+    if origin in COLLECTIONS and len(arguments) == 1:
+        kind, item = origin, plain_test(arguments[0])
+        return lambda value: isinstance(value, kind) and all(map(item, items_of(value)))
+    if origin in MAPPINGS and len(arguments) == 2:
+        kind, (key, item) = origin, map(plain_test, arguments)
+        return lambda value: isinstance(value, kind) and all(key(k) and item(v) for k, v in value.items())
+    return None
 
 
 def _is_float(value: Any) -> bool:

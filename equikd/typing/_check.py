@@ -96,7 +96,7 @@ def check(value: T, annotation: Any, name: str = "value") -> T:
     raise ShapeError(explain(Call("check", where, [(name, node, value)], known=known), failure))
 
 
-def declared(value: Any, name: str = "value") -> dict[str, int]:
+def declared(value: Any, name: str = "value") -> dict[str, int | tuple[int, ...]]:
     """The axis names that the annotations of a dataclass, `eqx.Module` or named tuple give to what it holds.
 
     Args:
@@ -104,7 +104,7 @@ def declared(value: Any, name: str = "value") -> dict[str, int]:
         name: what a message calls it.
 
     Returns:
-        Name -> size.
+        Name -> size; `*name` -> sizes.
 
     Raises:
         ShapeError: it does not fit its own annotations.
@@ -133,7 +133,8 @@ def declared(value: Any, name: str = "value") -> dict[str, int]:
         bindings.settle()
 
     try:
-        sizes = search(attempt, lambda: Bindings(arguments={"self": value})).sizes
+        found = search(attempt, lambda: Bindings(arguments={"self": value}))
     except Mismatch as error:
         raise ShapeError(explain(Call(type(value).__qualname__, None, entries, {"self": value}), error)) from None
-    return {key: size for key, size in sizes.items() if isinstance(key, str)}
+    groups = {f"*{name}": sizes for name, (broadcast, sizes) in found.groups.items() if not broadcast}
+    return {key: size for key, size in (found.sizes | groups).items() if isinstance(key, str)}

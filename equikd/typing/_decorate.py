@@ -39,7 +39,8 @@ def typechecked(function: F) -> F:
     Args:
         function: a function or method; a `staticmethod`, `classmethod` or `property`; or a class, of which all
             annotated methods are checked, and the fields of a dataclass or `eqx.Module` once it is constructed.
-            Stands below `jax.jit`, `jax.vmap` and other decorators, right above the `def`.
+            Stands below `jax.jit`, `jax.vmap` and other decorators, right above the `def`; of a class, above
+            `@dataclass`, which makes the constructor.
 
     Returns:
         The same, checked. A lambda is left alone; of a generator function only the arguments are checked; an `async`

@@ -4,6 +4,7 @@ A plan holds one compiled check for each annotated parameter and for the result.
 an argument; only where something does not fit are arguments bound to names, alternatives tried, and words sought.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -212,7 +213,10 @@ class Plan:
         frame = Frame(None, lambda: self.bound(args, kwargs)) if off else Frame(self.bound(args, kwargs))
         token = FRAME.set(frame)
         try:
-            result = await self.function(*args, **kwargs)
+            with contextlib.nullcontext() if off else jaxtyped("context"):
+                if not off:
+                    tell_jaxtyping(frame.bindings)
+                result = await self.function(*args, **kwargs)
         finally:
             FRAME.reset(token)
         if self.result is not None and not off:

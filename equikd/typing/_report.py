@@ -308,10 +308,7 @@ def _rows(call: Call, finding: _Finding, found: list[Occurrence], label: str) ->
         rows = [*kept, (" ", f"... {len(rows) - len(kept)} more", "", "", "")]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     return [
-        "  "
-        + "  ".join(part.ljust(width) for part, width in zip(row, [*widths, 0], strict=True))
-        .replace("> ", "> ", 1)
-        .rstrip()
+        "  " + "  ".join(part.ljust(width) for part, width in zip(row, [*widths, 0], strict=True)).rstrip()
         for row in rows
     ]
 

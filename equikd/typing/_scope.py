@@ -61,7 +61,11 @@ class Scope:
         *names: `"b"`, or `"*n"` for a group of axes; the first checked call that has the axis binds it.
         of: a function, method or callable object: the names are shared only with its checked calls that are made
             directly inside; what such a call calls in turn has names of its own. None: with all checked calls inside.
-        **sizes: name -> size, bound from the start.
+        sizes: name -> size, or `*name` -> sizes, bound from the start; also as keywords: `Scope(b=32)`.
+
+    Raises:
+        ValueError: a name is no identifier.
+        RuntimeError: it is entered while it is open.
 
     Scopes nest; a name is that of the innermost scope that declares it. A scope can be entered again: what was bound
     inside is forgotten.
@@ -76,16 +80,21 @@ class Scope:
         {'b': 2}
     """
 
-    def __init__(self, *names: str, of: Any = None, **sizes: int) -> None:
-        for name in (*names, *sizes):
+    def __init__(
+        self, *names: str, of: Any = None, sizes: Mapping[str, int | tuple[int, ...]] = {}, **more: int
+    ) -> None:
+        given = {**sizes, **more}
+        for name in (*names, *given):
             if not name.removeprefix("*").isidentifier():
                 raise ValueError(message(f"Scope({name!r}): not the name of an axis", expected="'b', or '*n' for many"))
-        self.declared = frozenset(names) | sizes.keys()
+        self.declared = frozenset(names) | given.keys()
         """The names."""
         self._of = of
         self._frame: Frame | None = None
-        self._given = sizes
-        self._bindings = Bindings(sizes)
+        single = {name: size for name, size in given.items() if isinstance(size, int)}
+        groups = {name.removeprefix("*"): (False, size) for name, size in given.items() if isinstance(size, tuple)}
+        self._given = (single, groups)
+        self._bindings = Bindings(*self._given)
         self.binders: dict[str, str] = {}
         """Name -> which call bound it first."""
 
@@ -98,7 +107,8 @@ class Scope:
     def __enter__(self) -> "Scope":
         if self in _SCOPES.get():
             raise RuntimeError("this Scope is open already; make another one")
-        self._bindings, self.binders = Bindings(self._given), dict.fromkeys(self._given, "Scope")
+        self._bindings = Bindings(*self._given)
+        self.binders = dict.fromkeys(self.sizes, "Scope")
         self._frame = FRAME.get()
         _SCOPES.set((*_SCOPES.get(), self))
         return self

@@ -5,6 +5,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import equikd as ek
@@ -37,3 +39,18 @@ def test_other_errors_of_the_device_gain_no_note() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError) as caught, memory_explained(None):  # pyright: ignore[reportArgumentType]
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
     assert not getattr(caught.value, "__notes__", [])
+
+
+def test_the_advice_to_accumulate_works() -> None:
+    """Of two equal halves the mean gradient is that of the whole."""
+
+    sgd = ek.lazy(optax.sgd)(0.1)
+    whole = quick(optimizer=sgd, num_steps=1).train()
+    state = whole.trainer.init()
+    (batch,) = [batch for batch, _ in zip(whole.trainer.batches(state), range(1), strict=False)]
+    halves = ek.override(whole.trainer, {"optimizer": ek.lazy(optax.MultiSteps)(sgd, every_k_schedule=2)})
+    state = halves.init()
+    for part in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH)):
+        state, _ = ek.train.step(halves, state, jax.tree.map(lambda leaf, part=part: leaf[part], batch.data))
+    for ours, theirs in zip(jax.tree.leaves(state.params()), jax.tree.leaves(whole.state.params()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

@@ -113,10 +113,10 @@ def test_beartype_is_imported_when_it_is_first_needed():
         "def f(x: int, y: float, z: Float[np.ndarray, 'b']) -> int:\n"
         "    return x\n"
         "@typechecked\n"
-        "def g(x: list[int]): ...\n"
+        "def g(x: type[int]): ...\n"
         "f(1, 1.0, np.ones(2))\n"
         "assert 'beartype' not in sys.modules\n"
-        "g([1])\n"
+        "g(int)\n"
         "assert 'beartype' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=ENV)
@@ -392,3 +392,16 @@ def test_another_word_of_the_switch(monkeypatch):
     monkeypatch.setenv("EQUIKD_TYPECHECK", "maybe")
     with pytest.raises(ValueError, match="EQUIKD_TYPECHECK='maybe' says neither on nor off"):
         scaled(jnp.ones(2), 0.5)
+
+
+def test_names_of_a_call_are_known_to_jaxtyping_in_its_body():
+    @typechecked
+    async def waits(x: Float[Array, " n"]) -> bool:
+        return isinstance(jnp.ones(3), Float[Array, " n"])
+
+    @typechecked
+    def plain(x: Float[Array, " n"]) -> bool:
+        return isinstance(jnp.ones(3), Float[Array, " n"])
+
+    assert (asyncio.run(waits(jnp.ones(3))), plain(jnp.ones(3))) == (True, True)
+    assert (asyncio.run(waits(jnp.ones(7))), plain(jnp.ones(7))) == (False, False)

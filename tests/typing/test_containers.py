@@ -4,7 +4,17 @@ import collections
 import dataclasses
 import types
 import typing
-from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Reversible, ValuesView
+from collections.abc import (
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Reversible,
+    Sequence,
+    ValuesView,
+)
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, Required, TypedDict, TypeVar
 
@@ -187,3 +197,28 @@ def test_what_has_no_shape_is_no_array(value):
         check([value], list[Shaped[Any, "..."]])
     with pytest.raises(ShapeError):
         check(value, Float[Array, " n"])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (list[int], lambda one: [1] * 9 + [one] + [1] * 9, "a"),
+        (tuple[int, ...], lambda one: (*[1] * 9, one), "a"),
+        (tuple[int, str], lambda one: (one, "x"), "a"),
+        (dict[str, tuple[float, ...]], lambda one: {"a": (1.0,), "b": (0.5, one, 1.0)}, "a"),
+        (dict[int, str], lambda one: {1: "x", one: "y"}, "a"),
+        (set[int], lambda one: {*range(20), one}, "a"),
+        (Sequence[int | None], lambda one: [None] * 9 + [one], "a"),
+        (list[list[int]] | None, lambda one: [[1], [2, one]], "a"),
+    ],
+    ids=map(str, range(8)),
+)
+def test_one_bad_item_without_arrays_is_always_found(annotation, good, bad):
+    @typechecked
+    def take(x: annotation) -> None: ...
+
+    sound = 7.0 if annotation == dict[str, tuple[float, ...]] else 7
+    for _ in range(20):
+        take(good(sound))
+        with pytest.raises(ShapeError, match="x is"):
+            take(good(bad))

@@ -2,12 +2,26 @@
 
 import dataclasses
 import threading
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from equikd.typing import Array, Float, Int, Scope, ShapeError, check, dim, disabled, provenance, shape, typechecked
+from equikd.typing import (
+    Array,
+    Float,
+    Int,
+    Scope,
+    ShapeError,
+    check,
+    declared,
+    dim,
+    disabled,
+    provenance,
+    shape,
+    typechecked,
+)
 
 
 @typechecked
@@ -286,3 +300,16 @@ def test_a_scope_of_a_function_while_checks_are_off():
     with Scope(b=2, of=outer):
         assert outer(f(4, 3)) == (2, 4)
         assert dim("b") == 2
+
+
+def test_any_name_may_be_shared_and_groups_too():
+    class Batch(NamedTuple):
+        x: Float[Array, " of *n"]
+
+    sizes = declared(Batch(jnp.ones((4, 2, 3))))
+    assert sizes == {"of": 4, "*n": (2, 3)}
+    with Scope(sizes=sizes) as scope:
+        assert scope.sizes == sizes
+        check(jnp.ones((2, 3)), Float[Array, "*n"])
+        with pytest.raises(ShapeError, match="axes '\\*n' differ"):
+            check(jnp.ones((2, 4)), Float[Array, "*n"])
