@@ -28,7 +28,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from equikd._compat import Tracer
-from equikd.config._flatten import Aux, alive, flatten_values, from_child, has_float
+from equikd.config._flatten import Aux, flatten_values, from_child, has_float
 from equikd.config._names import from_portable, portable
 from equikd.config._names import spell as spell_value
 from equikd.config._own import refuse_own
@@ -282,16 +282,20 @@ def _post_init(self: Any, *init_only: Any) -> None:
 
 def _flatten(self: Any) -> tuple[tuple[Any, ...], Aux]:
     values = self.__dict__
-    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # set up at run time by jax
-    cached = values.get("_flat")
-    # Cached arrays have the dtype of their time, and may have been donated by whoever the config was given to.
-    if cached is None or (cached[0] is not None and (cached[0] is not x64 or not alive(cached[1][0]))):
-        named = {name: (plan, values[name]) for name, plan in plans(type(self)).items()}
-        try:
-            cached = values["_flat"] = (x64, flatten_values(named))
-        except ConfigError as error:
-            raise ConfigError(f"{type(self).__qualname__}.{error}") from None
-    return cached[1]
+    kept = values.get("_flat")
+    if kept is not None:  # see `Kept`
+        x64, flat, arrays = kept
+        if x64 is jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+            if not arrays or not any(map(type(arrays[0]).is_deleted, arrays)):
+                return flat
+        elif x64 is None:
+            return flat
+    named = {name: (plan, values[name]) for name, plan in plans(type(self)).items()}
+    try:
+        values["_flat"] = flatten_values(named)
+    except ConfigError as error:
+        raise ConfigError(f"{type(self).__qualname__}.{error}") from None
+    return values["_flat"][1]
 
 
 def _flatten_with_keys(self: Any) -> tuple[tuple[tuple[Any, Any], ...], Aux]:
@@ -307,7 +311,7 @@ def _unflatten(cls: type, aux: Aux, children: Any) -> Any:
     values.update((name, static.value) for name, static in aux.statics)
     values.update((name, from_child(child)) for name, child in zip(aux.children, children, strict=True))
     if not has_float(children):  # a Python float is wrapped at the next flatten, lest it be weak at the jit border
-        values["_flat"] = (None, (children, aux))  # what it was given is what it flattens to
+        values["_flat"] = (None, (children, aux), ())  # what it was given is what it flattens to
     return self
 
 

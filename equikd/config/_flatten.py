@@ -5,7 +5,6 @@ jit border, so that no program is compiled twice for a weak and a strong scalar.
 (a tracer, `None`, an axis number, `object()`) passes through untouched.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -42,8 +41,19 @@ class Aux:
         return ", ".join(f"{name}={static!r}" for name, static in self.statics)
 
 
-def flatten_values(named: Mapping[Any, tuple[Plan, Any]], extra: Any = None) -> tuple[tuple[Any, ...], Aux]:
-    """Children and static half of named values; all their floats become arrays in one transfer."""
+Kept = tuple[bool | None, tuple[tuple[Any, ...], Aux], tuple[Any, ...]]
+"""A flatten that is kept: x64 at its time (None: a tree operation gave it, and it stays), result, arrays made.
+
+It is good as long as x64 is what it was, and nobody has donated the arrays, which deletes them:
+
+    x64 is None or (x64 is jax.config.jax_enable_x64 and not (arrays and any(map(type(arrays[0]).is_deleted, arrays))))
+
+Configs and nodes ask this at each flatten, in place: a call of a function for it would cost half as much again.
+"""
+
+
+def flatten_values(named: Mapping[Any, tuple[Plan, Any]], extra: Any = None) -> Kept:
+    """Children and static half of named values, to be kept; all their floats become arrays in one transfer."""
     pending: list[np.ndarray] = []
     for key, (plan, value) in named.items():
         try:
@@ -57,7 +67,8 @@ def flatten_values(named: Mapping[Any, tuple[Plan, Any]], extra: Any = None) -> 
     made = {key: to_child(plan, value, lambda _: next(wrapped)) for key, (plan, value) in named.items()}
     dynamic = tuple(key for key, child in made.items() if type(child) is not Static)
     statics = tuple((key, child) for key, child in made.items() if type(child) is Static)
-    return tuple(made[key] for key in dynamic), Aux(tuple(made), dynamic, statics, extra)
+    flat = tuple(made[key] for key in dynamic), Aux(tuple(made), dynamic, statics, extra)
+    return jax.config.jax_enable_x64, flat, tuple(pending)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def to_child(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:
@@ -120,23 +131,6 @@ def from_child(child: Any) -> Any:
         in_trace = any(isinstance(part, Tracer) or type(part) is dict for part in parts.values())
         return parts if in_trace else FrozenDict(parts)
     return child
-
-
-def alive(children: Iterable[Any]) -> bool:
-    """Whether arrays kept from an earlier flatten are still there: who donates a config deletes them."""
-    for child in children:
-        kind = type(child)
-        if kind is tuple or kind is dict:
-            if not alive(child.values() if kind is dict else child):
-                return False
-        elif (is_deleted := _deletion_of(kind)) is not None and is_deleted(child):
-            return False
-    return True
-
-
-@functools.cache
-def _deletion_of(kind: type) -> Any:
-    return None if issubclass(kind, Tracer) else getattr(kind, "is_deleted", None)
 
 
 def has_float(children: Iterable[Any]) -> bool:

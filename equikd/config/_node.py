@@ -21,7 +21,7 @@ from jax.tree_util import GetAttrKey, SequenceKey
 
 from equikd.config._arguments import checked_argument
 from equikd.config._dataclass import comparison_key
-from equikd.config._flatten import Aux, alive, flatten_values, from_child, has_float
+from equikd.config._flatten import Aux, flatten_values, from_child, has_float
 from equikd.config._names import display_name, from_portable, portable, spell
 from equikd.config._roles import ARGUMENT, is_uncalled
 from equikd.config._signatures import named_parameters, needs_key, parameter_of, signature_of
@@ -166,17 +166,20 @@ def _comparison_key(node: Node) -> Any:
 
 
 def _flatten(node: Node) -> tuple[tuple[Any, ...], Aux]:
-    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  # set up at run time by jax
-    cached = node.__node_flat__
-    if cached is None or (cached[0] is not None and (cached[0] is not x64 or not alive(cached[1][0]))):
-        named = {key: (ARGUMENT, value) for key, value in Node.tree_items(node).items()}
-        function = None if is_node(node.__node_function__) else typed_key(node.__node_function__)
-        extra = (function, tuple(node.__node_arguments__))  # the order is seen by a function with **kwargs
-        cached = (x64, flatten_values(named, (extra, _Origin(node))))
-        object.__setattr__(node, "__node_flat__", cached)
-    elif cached[0] is None and has_float(cached[1][0]):
-        return _strong(cached[1][0]), cached[1][1]
-    return cached[1]
+    kept = node.__node_flat__
+    if kept is not None:  # see `Kept`
+        x64, flat, arrays = kept
+        if x64 is jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+            if not arrays or not any(map(type(arrays[0]).is_deleted, arrays)):
+                return flat
+        elif x64 is None:
+            return (_strong(flat[0]), flat[1]) if has_float(flat[0]) else flat
+    named = {key: (ARGUMENT, value) for key, value in Node.tree_items(node).items()}
+    function = None if is_node(node.__node_function__) else typed_key(node.__node_function__)
+    extra = (function, tuple(node.__node_arguments__))  # the order is seen by a function with **kwargs
+    kept = flatten_values(named, (extra, _Origin(node)))
+    object.__setattr__(node, "__node_flat__", kept)
+    return kept[1]
 
 
 def _strong(child: Any) -> Any:
@@ -218,7 +221,7 @@ def _unflatten(aux: Aux, children: Any) -> Node:
     order = {key: values[key] for key in sorted(values, key=aux.position)}
     function = order.pop("__call__", origin.function)
     node = Node(function, order, origin.where)
-    object.__setattr__(node, "__node_flat__", (None, (children, aux)))
+    object.__setattr__(node, "__node_flat__", (None, (children, aux), ()))
     return node
 
 

