@@ -9,7 +9,7 @@ What is legal, but hardly meant, is a warning: data that nothing reads, a loss w
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equikd.config import resolve
 from equikd.config._values import Pin
 from equikd.data import Batch
 from equikd.evals import eval_context
 from equikd.inspect._memory import Memory, memory_of
+from equikd.inspect._readers import counted, read_by, readers_of
+from equikd.inspect._tables import contexts, tables
 from equikd.metrics import Aux
 from equikd.model import static_floats
 from equikd.model._floats import spelled
@@ -33,8 +34,8 @@ from equikd.train._state import TrainState, split
 from equikd.train._step import apply_updates, begin, forward, loss_and_gradients, losses_of
 from equikd.train._stepper import program_for
 from equikd.train._trainer import first_batches, writers_of
-from equikd.tree import Path, PathError, find, items, join, named_leaves, parse, walk
-from equikd.wiring import Context, key_paths
+from equikd.tree import join, named_leaves, parse, walk
+from equikd.wiring import Context
 
 Shape = jax.ShapeDtypeStruct
 
@@ -85,13 +86,9 @@ class Preflight:
     @property
     def context(self) -> str:
         """The tables of all that key paths can name, in training and in each eval."""
-        from equikd.inspect._tables import contexts
-
         return contexts(self)
 
     def __str__(self) -> str:
-        from equikd.inspect._tables import tables
-
         return tables(self)
 
 
@@ -129,7 +126,7 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
     setup = prepare(trainer, model, model_state)
     first_batches(setup, 0)  # what opening the data refuses, and the writers, `train` would refuse too
     writers_of(trainer)
-    readers = _readers(setup)
+    readers = readers_of(setup)
     paths = _paths(setup, readers)
     return Preflight(
         paths=paths,
@@ -155,9 +152,9 @@ def _shapes(run: Callable[..., Context], *args: Any, readers: dict[str, tuple[st
     def arrays(*args: Any) -> list[Any]:
         context = run(*args)
         if readers is not None:
-            held, counted = dict(readers), [_counted(context, path) for path in readers]
+            held, paths_now = dict(readers), [counted(context, path) for path in readers]
             readers.clear()
-            for path, texts in zip(counted, held.values(), strict=True):
+            for path, texts in zip(paths_now, held.values(), strict=True):
                 readers[path] = (*readers.get(path, ()), *texts)
         found = {join(at): value for at, value in walk(context) if at and eqx.is_array(value)}
         paths[:] = found
@@ -165,19 +162,6 @@ def _shapes(run: Callable[..., Context], *args: Any, readers: dict[str, tuple[st
 
     shapes = abstract(arrays, *args)
     return dict(zip(paths, shapes, strict=True))
-
-
-def _counted(context: Context, path: str) -> str:
-    """A key path, its negative indices counted from the front."""
-    value: Any = context
-    at: Path = ()
-    for key in plain(path):
-        try:
-            found = find(value, key, at)
-        except PathError:  # an attribute, or an index into an array
-            break
-        value, at = items(value)[found], (*at, found)
-    return join((*at, *parse(path)[len(at) :]))
 
 
 def _paths(setup: Setup, readers: dict[str, tuple[str, ...]]) -> dict[str, Shape]:
@@ -236,51 +220,6 @@ def _leaves(state: TrainState, *, trained: bool) -> Leaves:
 def _hyperparameters(state: TrainState) -> tuple[int, int, int]:
     kept = [leaf for leaf, yes in zip(jax.tree.leaves(state.model), state.hyperparameter, strict=True) if yes]
     return len(kept), sum(np.size(leaf) for leaf in kept), sum(jnp.result_type(leaf).itemsize for leaf in kept)
-
-
-def _owners(config: Any, model: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Config path -> the key paths held there, of model, losses and metrics."""
-    yield "inputs", config.inputs
-    if isinstance(model, eqx.Module):
-        yield "model", key_paths(model)
-    for part in ("losses", "metrics"):
-        for name, owner in resolve(getattr(config, part), root=config, path=part).items():
-            yield join((part, name)), key_paths(owner)
-
-
-def _readers(setup: Setup) -> dict[str, tuple[str, ...]]:
-    """Key path -> the config paths that hold it, those of evals only where they are their own."""
-    found: dict[str, list[str]] = {}
-    for where, paths in _owners(setup.config, setup.state.model):
-        for name, path in paths.items():
-            found.setdefault(path, []).append(join((*parse(where), name)))
-    own = [text for texts in found.values() for text in texts]
-    for one in setup.evals:
-        for where, paths in _owners(one.config, setup.state.model):
-            for name, path in paths.items():
-                text = join((*parse(where), name))
-                if text not in own:
-                    found.setdefault(path, []).append(f"evals.{one.name}.{text}")
-    return {path: tuple(texts) for path, texts in found.items()}
-
-
-def plain(path: str | Path) -> Path:
-    """The keys of a path up to its first slice, which reads all that stands there."""
-    keys = parse(path) if isinstance(path, str) else path
-    stop = next((i for i, key in enumerate(keys) if not isinstance(key, str | int)), len(keys))
-    return keys[:stop]
-
-
-def read_by(path: str, readers: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The config paths whose key path names what stands at `path`, something in it, or something around it."""
-    keys = parse(path)
-    found = []
-    for key_path, texts in readers.items():
-        wanted = plain(key_path)
-        common = min(len(wanted), len(keys))
-        if wanted[:common] == keys[:common]:
-            found += texts
-    return found
 
 
 def _unread(setup: Setup, paths: Mapping[str, Shape], readers: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -366,6 +305,3 @@ def _floats(trainer: Trainer, setup: Setup) -> dict[str, str]:
         elif type(value) is float:
             found[spelled(path)] = "static: its field is declared static"
     return found
-
-
-__all__ = ["Leaves", "Preflight", "check", "plain", "read_by"]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from equikd.inspect._readers import read_by
 from equikd.train._exhausted import readable
 from equikd.tree import parse
 
@@ -85,8 +86,6 @@ _AS_IN_TRAINING = ("step", "model", "extra", "config")  # in an eval
 
 
 def _context(paths: Mapping[str, Any], found: "Preflight", title: str, most: int | None) -> list[str]:
-    from equikd.inspect._preflight import read_by
-
     tops = {path: str(parse(path)[0]) for path in paths}
     folded = _ONE_LINE if paths is found.paths else _AS_IN_TRAINING
     rows: dict[str, tuple[str, ...]] = {}

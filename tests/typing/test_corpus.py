@@ -112,9 +112,6 @@ def could_be_two_arrays(node):
     return arrays or any(map(could_be_two_arrays, inner))
 
 
-VERDICTS = {True: 0, False: 0}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_random_change_gets_jaxtypings_verdict_on_each_array(name):
     function, (good, _) = corpus.CORPUS[name], corpus.EXAMPLES[name]
@@ -140,13 +137,5 @@ def test_a_random_change_gets_jaxtypings_verdict_on_each_array(name):
         except ShapeError as error:
             fits = "result" in str(error).partition("\n")[0]  # the arguments fit, what the trivial body returns may not
         assert fits == expected
-        VERDICTS[expected] += 1
 
     same()
-
-
-def test_both_verdicts_occurred():
-    """Runs after the property above, in the order of the file."""
-    if not sum(VERDICTS.values()):
-        pytest.skip("the property did not run")
-    assert min(VERDICTS.values()) > 0.1 * sum(VERDICTS.values()), VERDICTS
