@@ -253,7 +253,7 @@ def _without_gradient(setup: Setup) -> list[str]:
         params, rest = split(forward(config, state, spec).model, state.trainable)
 
         def means(params: Any) -> dict[str, Any]:
-            context = forward(config, state, spec, model=eqx.combine(params, rest))
+            context = forward(config, state, spec, model=eqx.combine(params, rest)).replace(params=params)
             _, context = losses_of(config, context)
             return {name: _watched(name, reached)(state.mean()) for name, state in context.losses.items()}
 

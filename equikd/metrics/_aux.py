@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from equikd.errors import WiringError, message
-from equikd.metrics._state import State, empty_state, max_field, sum_field
+from equikd.metrics._state import State, empty_state, fields_where, max_field, sum_field
 from equikd.tree import named_leaves
 
 
@@ -64,7 +64,20 @@ class Aux(eqx.Module):
         return sum(self.total.weighted({name: state.compute() for name, state in self.losses.items()}).values())
 
     def empty(self) -> "Aux":
-        """The same losses and metrics over no rows, as numpy arrays; `self` may hold shapes."""
+        """The same losses and metrics over no rows, as numpy arrays; `self` may hold shapes.
+
+        Raises:
+            WiringError: a state has a `concat_field`: what is accumulated on the device has one shape for all batches.
+        """
+        states = {**self.losses, **self.metrics}
+        got = "\n".join(
+            f"{name!r}: {type(state).__qualname__}.{path} = concat_field()"
+            for name, state in states.items()
+            for path in fields_where(state, lambda rule: not rule.fixed)
+        )
+        if got:
+            fix = "keep as many rows as are needed: ek.metrics.truncate_field(n)"
+            raise WiringError(message("rows without a limit cannot be accumulated on the device", got=got, fix=fix))
         return jax.tree.map(empty_state, self, is_leaf=lambda part: isinstance(part, State))
 
     def merge(self, other: "Aux") -> "Aux":
@@ -78,10 +91,11 @@ class Aux(eqx.Module):
 
         Raises:
             WiringError: a metric computes what is no number, or two results have one name.
+            OverflowError: a count does not fit its dtype; with a note that names the metric.
             Exception: what the `compute` of a metric raises, with a note that names the metric.
         """
         # Through the class: Equinox makes a bound method a module, which costs more than what these compute.
-        means = {name: type(state).compute(state) for name, state in self.losses.items()}
+        means = {name: type(state).compute(type(state).finalize(state)) for name, state in self.losses.items()}
         values: dict[str, Any] = {}
         if self.total is not None:
             weighted = self.total.weighted(means)
@@ -91,7 +105,7 @@ class Aux(eqx.Module):
         owners: dict[str, str] = {}
         for name, state in self.metrics.items():
             try:
-                value = type(state).compute(state)
+                value = type(state).compute(type(state).finalize(state))
             except Exception as error:
                 error.add_note(f"while computing {_called(name, state)}")
                 raise

@@ -5,13 +5,11 @@ replaced by 0 before the sum (`where`, never `x * mask`: nan * 0 is nan), so pad
 """
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from equikd.errors import WiringError, message
 from equikd.metrics._state import State, sum_field
+from equikd.metrics._sums import TwoFloat, fitting_mask, sum_dtype
 from equikd.typing import Array, Bool, Inexact, Int, Shaped
 
 
@@ -37,38 +35,21 @@ def masked_sum(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> tuple[
         (4.0, 2)
     """
     values, mask = jnp.asarray(values), jnp.asarray(mask)
-    if mask.dtype != jnp.bool_:
-        raise WiringError(message("a mask is bool", got=str(mask.dtype), fix="compare: x > 0"))
-    if values.shape[: mask.ndim] != mask.shape:
-        options = [str(list(values.shape[:n])) for n in range(1, values.ndim + 1)]
-        raise WiringError(
-            message(
-                "the mask does not fit the values",
-                got=f"mask {list(mask.shape)}, values {list(values.shape)}",
-                expected=f"a mask of shape {' or '.join(options)}, the first axes of the values"
-                if options
-                else "values with the axes of the mask first; what has no batch axis sets mask=None",
-            )
-        )
-    keep = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
-    total = jnp.where(keep, values, jnp.zeros_like(values)).sum(dtype=_sum_dtype(values.dtype))
+    keep = fitting_mask(mask, values)
+    total = jnp.where(keep, values, jnp.zeros_like(values)).sum(dtype=sum_dtype(values.dtype))
     each = math.prod(values.shape[mask.ndim :])
     if each > 1:
         total = total / each
     return total, mask.sum(dtype=jnp.int32) if each else jnp.zeros((), jnp.int32)
 
 
-def _sum_dtype(dtype: Any) -> Any:
-    """At least float32: a bf16 sum sticks at 256, and a mean over ints is no int."""
-    wide = jnp.issubdtype(dtype, jnp.inexact) and np.dtype(dtype).itemsize >= 4
-    return dtype if wide else jnp.float32
-
-
 class Average(State):
     """The mean of values under a mask, as their sum and count.
 
+    The sums of batches are added with their rounding errors, so a mean over a long run does not drift.
+
     Attributes:
-        total: sum over the rows that the mask keeps, float32 (float64 for 64-bit values).
+        exact: sum over the rows that the mask keeps, float32 (float64 for 64-bit values) and its error.
         count: how many those are, int32.
 
     Example:
@@ -77,8 +58,13 @@ class Average(State):
         3.0
     """
 
-    total: Inexact[Array, ""] = sum_field()
+    exact: TwoFloat = sum_field(exact=True)
     count: Int[Array, ""] = sum_field()
+
+    @property
+    def total(self) -> Inexact[Array, ""]:
+        """The sum as a plain number."""
+        return self.exact.value
 
     @classmethod
     def of(cls, values: Shaped[Array, "..."], mask: Bool[Array, "..."] | None = None) -> "Average":
@@ -91,7 +77,8 @@ class Average(State):
         Raises:
             WiringError: the axes of `mask` are not the first axes of `values`.
         """
-        return cls(*masked_sum(values, jnp.ones(jnp.shape(values)[:1], bool) if mask is None else mask))
+        total, count = masked_sum(values, jnp.ones(jnp.shape(values)[:1], bool) if mask is None else mask)
+        return cls(TwoFloat.of(total), count)
 
     def compute(self) -> Inexact[Array, ""]:
         """The mean, total / count; nan of nothing."""

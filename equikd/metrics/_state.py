@@ -8,15 +8,15 @@
             return self.high - self.low
 
 Each field says how it merges, and everything else follows: `a.merge(b)` (or `a | b`) is associative, `empty_state`
-makes its identity from shapes alone, and a state is a pytree that jit, vmap and scan carry. A mean is therefore a sum
-and a count, divided at the end by `compute`, never a mean of means: see `_average.py`.
+makes its identity from shapes alone, `reduce` merges what vmap has stacked, and a state is a pytree that jit, vmap and
+scan carry. A mean is therefore a sum and a count, divided at the end by `compute`, never a mean of means: see
+`_average.py`. Sums that round are in `_sums.py`, fields that keep rows in `_rows.py`.
 """
 
 import abc
 import dataclasses
 import functools
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -26,149 +26,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equikd._compat import Tracer
 from equikd.config._values import typed_key
 from equikd.errors import ConfigError, WiringError, message, report
+from equikd.metrics._fields import CHOICES, Rule
+from equikd.metrics._fields import concat_field as concat_field
+from equikd.metrics._fields import max_field as max_field
+from equikd.metrics._fields import min_field as min_field
+from equikd.metrics._fields import state_field as state_field
+from equikd.metrics._fields import static_field as static_field
+from equikd.metrics._fields import sum_field as sum_field
+from equikd.metrics._fields import truncate_field as truncate_field
 
 S = TypeVar("S", bound="State")
 T = TypeVar("T")
-
-_CHOICES = "sum_field(), min_field(), max_field(), state_field() or static_field()"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """How the values of one field merge, and what merging with changes nothing.
-
-    Attributes:
-        merge: two values of the field -> one.
-        empty: the field's shapes (a pytree of `ShapeDtypeStruct`) -> the identity of `merge`, as numpy arrays.
-    """
-
-    merge: Callable[[Any, Any], Any]
-    empty: Callable[[Any], Any]
-
-
-def _leafwise(merge: Callable[[Any, Any], Any], identity: Callable[[np.dtype], Any]) -> Rule:
-    """A rule that treats each array of the field alike."""
-
-    def one(a: Any, b: Any) -> Any:
-        if np.shape(a) != np.shape(b):  # broadcasting would count some of the elements twice
-            raise WiringError(
-                message("states of different shapes do not merge", got=f"{np.shape(a)} and {np.shape(b)}")
-            )
-        return merge(a, b)
-
-    return Rule(
-        functools.partial(jax.tree.map, one),
-        functools.partial(jax.tree.map, lambda x: np.full(x.shape, identity(np.dtype(x.dtype)), x.dtype)),
-    )
-
-
-def _add(a: Any, b: Any) -> Any:
-    _zero(jnp.result_type(a))
-    return jnp.add(a, b)
-
-
-def _zero(dtype: np.dtype) -> Any:
-    if dtype == np.bool_:  # True + True is True
-        raise WiringError(
-            message("a sum over bools loses its count", got="bool", fix="sum it first: x.sum(dtype=jnp.int32)")
-        )
-    return 0
-
-
-def _extreme(dtype: np.dtype, *, highest: bool) -> Any:
-    if dtype == np.bool_:
-        return highest
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return math.inf if highest else -math.inf
-    return jnp.iinfo(dtype).max if highest else jnp.iinfo(dtype).min
-
-
-_SUM = _leafwise(_add, _zero)
-_MIN = _leafwise(jnp.minimum, functools.partial(_extreme, highest=True))
-_MAX = _leafwise(jnp.maximum, functools.partial(_extreme, highest=False))
-_STATE = Rule(lambda a, b: a.merge(b), lambda shapes: _empty(shapes))  # noqa: PLW0108  # defined below
-
-
-def sum_field() -> Any:
-    """A field that adds up; an array, or a pytree of arrays.
-
-    Example:
-        >>> from equikd.typing import Array, Int
-        >>> class Seen(State):
-        ...     count: Int[Array, ""] = sum_field()
-        ...     def compute(self):
-        ...         return self.count
-        >>> (Seen(jnp.int32(2)) | Seen(jnp.int32(3))).compute().item()
-        5
-    """
-    return eqx.field(metadata={"merge": _SUM})
-
-
-def min_field() -> Any:
-    """A field that keeps the smaller value, element by element; empty, it is +inf or the largest int.
-
-    Example:
-        >>> from equikd.typing import Array, Int
-        >>> class Lowest(State):
-        ...     value: Int[Array, ""] = min_field()
-        ...     def compute(self):
-        ...         return self.value
-        >>> (Lowest(jnp.int32(2)) | Lowest(jnp.int32(3))).compute().item()
-        2
-    """
-    return eqx.field(metadata={"merge": _MIN})
-
-
-def max_field() -> Any:
-    """A field that keeps the larger value, element by element; empty, it is -inf or the smallest int.
-
-    Example:
-        >>> from equikd.typing import Array, Int
-        >>> class Highest(State):
-        ...     value: Int[Array, ""] = max_field()
-        ...     def compute(self):
-        ...         return self.value
-        >>> (Highest(jnp.int32(2)) | Highest(jnp.int32(3))).compute().item()
-        3
-    """
-    return eqx.field(metadata={"merge": _MAX})
-
-
-def state_field() -> Any:
-    """A field that holds another state, merged by its own rules.
-
-    Example:
-        >>> from equikd.metrics import Average
-        >>> class Pair(State):
-        ...     left: Average = state_field()
-        ...     right: Average = state_field()
-        ...     def compute(self):
-        ...         return {"left": self.left.compute(), "right": self.right.compute()}
-        >>> Pair(Average.of(jnp.ones(2)), Average.of(jnp.zeros(2))).compute()["left"].item()
-        1.0
-    """
-    return eqx.field(metadata={"merge": _STATE})
-
-
-def static_field(**options: Any) -> Any:
-    """A field that is part of the program, such as a number of classes; merged states must agree on it.
-
-    Args:
-        **options: `default` and the like, as in `dataclasses.field`.
-
-    Example:
-        >>> from equikd.typing import Array, Int
-        >>> class Count(State):
-        ...     value: Int[Array, " k"] = sum_field()
-        ...     k: int = static_field(default=3)
-        ...     def compute(self):
-        ...         return {f"class_{i}": self.value[i] for i in range(self.k)}
-        >>> len(Count(jnp.zeros(3, jnp.int32)).compute())
-        3
-    """
-    return eqx.field(static=True, metadata={"merge": None}, **options)
 
 
 class State(eqx.Module):
@@ -227,6 +98,53 @@ class State(eqx.Module):
     def __or__(self: S, other: S) -> S:
         return self.merge(other)
 
+    def _empty(self: S) -> S:
+        children, structure = _children(self)
+        empty = []
+        for (name, rule), child in zip(_rules(self), children, strict=True):
+            try:
+                empty.append(rule.empty(child))
+            except WiringError as error:
+                raise WiringError(f"{type(self).__qualname__}.{name}: {error}") from None
+        return structure.unflatten(empty)
+
+    @typing.final
+    def reduce(self: S, axis: int = 0) -> S:
+        """One state from states stacked along an axis, as vmap or the outputs of a scan stack them; in their order.
+
+        Args:
+            axis: of the arrays of this state, the one that is merged away; of size 0, the empty state is left.
+
+        Example:
+            >>> from equikd.metrics import Average
+            >>> jax.vmap(Average.of)(jnp.array([[1.0, 2.0], [3.0, 6.0]])).reduce().compute().item()
+            3.0
+        """
+        children, structure = _children(jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), self))
+        rules = [rule for _, rule in _rules(self)]
+        return structure.unflatten([rule.reduced(child) for rule, child in zip(rules, children, strict=True)])
+
+    @typing.final
+    def finalize(self: S) -> S:
+        """The state as `compute` should see it, on the host: rows without padding, and no sum past its dtype.
+
+        Inside a trace, where there are no values yet, the state itself.
+
+        Raises:
+            OverflowError: a sum of ints does not fit its dtype; names the field.
+        """
+        if any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(self)):
+            return self
+        on_device = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self))
+        children, structure = _children(jax.device_get(self) if on_device else self)
+        finished = []
+        for (name, rule), child in zip(_rules(self), children, strict=True):
+            try:
+                finished.append(rule.finish(child))
+            except OverflowError as error:
+                raise OverflowError(f"{type(self).__qualname__}.{name}: {error}") from None
+        return structure.unflatten(finished)
+
 
 def empty_state(shapes: T) -> T:
     """The identity of merge: the state of no rows at all.
@@ -245,20 +163,25 @@ def empty_state(shapes: T) -> T:
         >>> empty_state(jax.eval_shape(Average.of, jnp.ones(3))).count
         array(0, dtype=int32)
     """
-    return jax.tree.map(_empty, shapes, is_leaf=lambda part: isinstance(part, State))
+
+    def empty(part: Any) -> Any:
+        if not isinstance(part, State):
+            raise WiringError(message("only states can be empty", got=repr(part), expected="ek.metrics.State"))
+        return part._empty()
+
+    return jax.tree.map(empty, shapes, is_leaf=lambda part: isinstance(part, State))
 
 
-def _empty(shapes: Any) -> Any:
-    if not isinstance(shapes, State):
-        raise WiringError(message("only states can be empty", got=repr(shapes), expected="ek.metrics.State"))
-    children, structure = _children(shapes)
-    empty = []
-    for (name, rule), child in zip(_rules(shapes), children, strict=True):
-        try:
-            empty.append(rule.empty(child))
-        except WiringError as error:
-            raise WiringError(f"{type(shapes).__qualname__}.{name}: {error}") from None
-    return structure.unflatten(empty)
+def fields_where(state: State, holds: Callable[[Rule], bool]) -> list[str]:
+    """Paths of the fields whose rule is such and such, `rows` or `inner.rows`."""
+    children, _ = _children(state)
+    found = []
+    for (name, rule), child in zip(_rules(state), children, strict=True):
+        if isinstance(child, State):
+            found += [f"{name}.{inner}" for inner in fields_where(child, holds)]
+        elif holds(rule):
+            found.append(name)
+    return found
 
 
 def _children(state: State) -> tuple[list[Any], Any]:
@@ -293,7 +216,7 @@ def _check_rules(cls: type) -> None:
             continue
         what = f"{cls.__qualname__}.{name} does not say how it merges"
         fix = f"{name}: ... = ek.metrics.sum_field()"
-        errors.append(message(what, got="a field without a rule", expected=_CHOICES, fix=fix))
+        errors.append(message(what, got="a field without a rule", expected=CHOICES, fix=fix))
     if errors:
         raise ConfigError(report(f"{len(errors)} fields of {cls.__qualname__} do not say how they merge", errors))
 

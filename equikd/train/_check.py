@@ -106,7 +106,7 @@ def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: Trai
         context = _predicted(lambda config: forward(config, state, spec), config, spec, state, errors)
         params, _ = split(state.model, state.trainable)
         late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
-        _check_owners(config, context, late, errors)
+        _check_owners(config, context.replace(params=params), late, errors)
 
     abstract(train, config, state, spec)
     for name, (one, eval_config, eval_spec) in evals.items():

@@ -103,7 +103,7 @@ def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
     model = with_hyperparameters(config, state.model, state.hyperparameter)
 
     def total_loss(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
-        context = forward(config, state, batch, model=eqx.combine(params, rest))
+        context = forward(config, state, batch, model=eqx.combine(params, rest)).replace(params=params)
         total, context = losses_of(config, context)
         return total, {name: getattr(context, name) for name in ("preds", "losses", "model_state", "totals")}
 

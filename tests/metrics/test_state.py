@@ -21,6 +21,10 @@ from equikd.metrics import (
     static_field,
     sum_field,
 )
+from equikd.metrics._aux import Aux
+from equikd.metrics._rows import Rows
+from equikd.metrics._state import concat_field, truncate_field
+from equikd.metrics._sums import TwoFloat
 from equikd.typing import Array, Float, Int
 
 
@@ -38,6 +42,8 @@ class Everything(State):
     low: Float[Array, ""] = min_field()
     high: Int[Array, ""] = max_field()
     average: Average = state_field()
+    exact: TwoFloat = sum_field(exact=True)
+    first: Rows = truncate_field(2)
     classes: int = static_field(default=2)
 
     @classmethod
@@ -51,6 +57,8 @@ class Everything(State):
                 initial=jnp.iinfo(jnp.int32).min
             ),
             average=Average.of(values[:, 0], mask),
+            exact=kept[:, 1].sum(),
+            first=Rows({"row": values}, mask),
         )
 
     def compute(self):
@@ -125,7 +133,95 @@ def test_states_pass_through_jit_scan_and_vmap():
     )
     equal(scanned, expected)
     batch = jax.vmap(Average.of)(values, mask)
-    equal(jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), batch), expected)
+    equal(batch.reduce(), expected)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5])
+def test_scan_and_reduce_are_merges_in_order(batches):
+    random = np.random.default_rng(batches)
+    rows = random.integers(-9, 9, (batches, 2, 2)).astype(np.float32)
+    mask = random.random((batches, 2)) < 0.6
+    empty = empty_state(jax.eval_shape(Everything.of, np.ones((2, 2), np.float32), np.ones(2, bool)))
+    expected = empty
+    for batch in zip(rows, mask, strict=True):
+        expected = expected | EVERYTHING_OF(*batch)
+    states = jax.vmap(Everything.of)(rows, mask)
+    equal(states.reduce(), expected)
+    equal(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), states).reduce(axis=-1), expected)
+    scanned, _ = jax.lax.scan(lambda state, batch: (state | Everything.of(*batch), None), empty, (rows, mask))
+    equal(scanned, expected)
+
+
+class First(State):
+    rows: Rows = truncate_field(3)
+
+    def compute(self):
+        return self.rows.real()
+
+
+def test_truncate_keeps_the_first_real_rows_in_one_shape():
+    mask = np.array([False, True, False, True])
+    state = First(Rows({"x": np.array([np.nan, 1.0, np.inf, 2.0], np.float32)}, mask))
+    assert state.rows.values["x"].tolist() == [1, 2, 0]
+    merged = state | First(Rows({"x": np.full(5, 7, np.float32)}, np.ones(5, bool)))
+    assert merged.compute()["x"].tolist() == [1, 2, 7]
+    assert (merged | state).compute()["x"].tolist() == [1, 2, 7]
+    nothing = First(Rows({"x": np.ones((0,), np.float32)}, np.ones(0, bool)))
+    assert nothing.rows.valid.tolist() == [False] * 3
+    assert (nothing | state).finalize().rows.values["x"].tolist() == [1, 2]
+
+
+class All(State):
+    rows: Rows = concat_field()
+
+    def compute(self):
+        return self.rows.values.sum()
+
+
+def test_concat_keeps_all_rows_and_finalize_leaves_the_real_ones():
+    one = All(Rows(np.arange(4.0, dtype=np.float32), np.array([True, False, True, True])))
+    two = All(Rows(np.array([5.0, np.nan], np.float32), np.array([True, False])))
+    empty = empty_state(jax.eval_shape(lambda: one))
+    assert empty.rows.values.shape == (0,)
+    final = (empty | one | two).finalize()
+    assert (final.rows.values.tolist(), final.compute()) == ([0, 2, 3, 5], 10)
+    stacked = jax.vmap(lambda x: All(Rows(x, x > 0)))(jnp.arange(6.0).reshape(3, 2))
+    assert stacked.reduce().finalize().rows.values.tolist() == [1, 2, 3, 4, 5]
+
+
+class Inside(State):
+    inner: All = state_field()
+
+    def compute(self):
+        return self.inner.compute()
+
+
+def test_rows_that_do_not_fit(snapshot):
+    one, two = np.ones(2, np.float32), np.ones(2, bool)
+    texts = []
+    for broken in (
+        lambda: All(one),
+        lambda: All(Rows(one, one)),
+        lambda: First(Rows(np.ones(3), two)),
+        lambda: All(Rows(one, two)) | All(Rows(np.ones((2, 1), np.float32), two)),
+        lambda: Aux(metrics={"auc": Inside(All(Rows(one, two)))}).empty(),
+    ):
+        with pytest.raises(WiringError) as error:
+            broken()
+        texts.append(str(error.value))
+    for n in (0, True, 2.0):
+        with pytest.raises(ConfigError, match="keeps n rows"):
+            truncate_field(n)
+    snapshot("rows_do_not_fit", "\n\n".join(texts))
+
+
+def test_results_are_of_finalized_states():
+    state = All(Rows(np.array([1.0, np.nan], np.float32), np.array([True, False])))
+    assert Aux(metrics={"sum": state}).results() == {"sum": 1}
+    full = Average(jnp.float32(1), jnp.int32(2**31 - 1))
+    with pytest.raises(OverflowError, match=r"Average\.count") as error:
+        Aux(metrics={"mean": full}).results()
+    assert "metric 'mean'" in error.value.__notes__[0]
 
 
 def test_a_field_without_a_rule_is_an_error(snapshot):

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal, final
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from equikd.config import config, resolve
 from equikd.config._values import is_node
@@ -31,7 +30,7 @@ from equikd.metrics._average import masked_sum
 from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
 from equikd.optim import Schedule
 from equikd.tree import parse
-from equikd.typing import Array, Bool, Float, Inexact, Int, Integer, Num
+from equikd.typing import Array, Bool, Inexact, Int
 from equikd.wiring import Context, KeyPath, arguments_of, key_paths
 
 _WITH_BATCH_AXIS = ("batch", "preds", "interms")
@@ -196,79 +195,8 @@ def replace_masked(tree: Any, mask: Bool[Array, " b *m"], *, elements: bool = Fa
     return jax.tree.map(replace, tree)
 
 
-def _widened(*arrays: Any) -> tuple[Any, ...]:
+def widened(*arrays: Any) -> tuple[Any, ...]:
     """Arrays in their common float dtype, float32 at least: a log-softmax or a square in bf16 loses the small terms."""
     with jax.numpy_dtype_promotion("standard"):  # the caller may have made mixing an error
         dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
     return tuple(array.astype(dtype) for array in arrays)
-
-
-@config
-class SoftmaxCrossEntropy(Loss):
-    """Cross entropy of softmax(logits): -sum_k y_k log softmax(logits)_k, one value for each row (or token).
-
-    With label smoothing s the target is (1 - s) y + s / classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
-    Computed in float32 at least. Classes may be ruled out by logits of -inf.
-
-    Example:
-        >>> loss = SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label", label_smoothing=0.1)
-        >>> loss.values(jnp.array([[0.0, 0.0], [0.0, 99.0]]), jnp.array([1, 1])).round(2).tolist()
-        [0.6899999976158142, 4.949999809265137]
-    """
-
-    depends_on = "element"
-
-    logits: KeyPath
-    """Key path of unnormalised log probabilities, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the labels: class indices, int `b *n`, or one-hot or probabilities, `b *n classes`."""
-    label_smoothing: float = 0.0
-    """Share of the target that is spread evenly over all classes, from 0 to 1; a traced float."""
-
-    def validate(self) -> None:
-        """Refuse a smoothing outside [0, 1]."""
-        if isinstance(self.label_smoothing, float) and not 0 <= self.label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
-
-    def values(
-        self,
-        logits: Float[Array, "b *n classes"],
-        labels: Integer[Array, " b *n"] | Num[Array, "b *n classes"] | Bool[Array, "b *n classes"],
-    ) -> Float[Array, " b *n"]:
-        """The cross entropy of each row."""
-        if labels.ndim == logits.ndim:
-            logits, labels = _widened(logits, labels)
-            entropy = optax.losses.safe_softmax_cross_entropy(logits, labels)
-        else:
-            (logits,) = _widened(logits)
-            entropy = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-        smoothing = jnp.asarray(self.label_smoothing, logits.dtype)
-        even = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)
-        # A class with logit -inf makes this inf, and 0 x inf nan; the value of the smoothing is not known in the trace.
-        even = jnp.where((smoothing > 0) | jnp.isfinite(even), even, 0)
-        return (1 - smoothing) * entropy + smoothing * even
-
-
-@config
-class SquaredError(Loss):
-    """The squared error of each element, (preds - targets)^2, without a factor 1/2; its mean is the mean squared error.
-
-    All elements of a row weigh the same: values have the shape of the predictions, and axes that the mask does not have
-    are averaged over. Computed in float32 at least.
-
-    Example:
-        >>> loss = SquaredError(preds="preds", targets="batch.y", weight=0.5)
-        >>> loss.values(jnp.array([[1.0, 2.0]]), jnp.array([[0.0, 4.0]])).tolist()
-        [[1.0, 4.0]]
-    """
-
-    depends_on = "element"
-
-    preds: KeyPath
-    """Key path of the predictions, float `b *n`."""
-    targets: KeyPath
-    """Key path of the targets, `b *n`, any numeric dtype."""
-
-    def values(self, preds: Float[Array, " b *n"], targets: Num[Array, " b *n"]) -> Float[Array, " b *n"]:
-        """The squared error of each element."""
-        return optax.losses.squared_error(*_widened(preds, targets))

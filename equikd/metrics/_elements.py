@@ -1,0 +1,71 @@
+"""Single elements under a mask: what most of the library's metrics need besides a mean.
+
+A mask has the first axes of the values, so a mask of rows speaks for all elements of its rows. `each` spells it out,
+`kept` puts a harmless number where it is False (`where`, never `x * mask`: nan * 0 is nan), `counted` makes a histogram
+of indices whose memory does not grow with the classes times the rows.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from equikd.metrics._sums import fitting_mask, sum_dtype
+from equikd.typing import Array, Bool, Inexact, Int, Integer, Shaped
+
+
+def each(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> Bool[Array, "..."]:
+    """The mask with all axes of the values.
+
+    Args:
+        values: any dtype, `*m *n`.
+        mask: bool, `*m`.
+
+    Raises:
+        WiringError: `mask` is not bool, or its axes are not the first axes of `values`.
+
+    Example:
+        >>> each(jnp.zeros((2, 2)), jnp.array([True, False])).tolist()
+        [[True, True], [False, False]]
+    """
+    return jnp.broadcast_to(fitting_mask(mask, values), values.shape)
+
+
+def wide(values: Shaped[Array, "..."]) -> Inexact[Array, "..."]:
+    """The values in float32 at least, as sums and differences need: bf16 has three digits, and ints divide badly."""
+    return values.astype(sum_dtype(values.dtype))
+
+
+def kept(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> Inexact[Array, "..."]:
+    """The values, `wide`, with 0 where the mask is False.
+
+    Example:
+        >>> kept(jnp.array([1, 2]), jnp.array([True, False])).tolist()
+        [1.0, 0.0]
+    """
+    values = wide(values)
+    return jnp.where(each(values, mask), values, jnp.zeros_like(values))
+
+
+def counted(index: Integer[Array, "..."], mask: Bool[Array, "..."], size: int) -> Int[Array, " size"]:
+    """How often each index from 0 to size - 1 stands where the mask is True; other indices count nowhere.
+
+    Args:
+        index: any integer dtype.
+        mask: bool, of the same shape.
+        size: number of counts.
+
+    Example:
+        >>> counted(jnp.array([0, 2, 2, -1, 7]), jnp.ones(5, bool), 3).tolist()
+        [1, 0, 2]
+    """
+    index = index.astype(jnp.int32)
+    inside = mask & (index >= 0) & (index < size)  # a negative index would count from the end
+    index = jnp.where(inside, index, jnp.full_like(index, size))
+    return jnp.zeros(size, jnp.int32).at[index.ravel()].add(jnp.int32(1), mode="drop")
+
+
+def arrays_of(*values: Any) -> ModuleType:
+    """The module that computes with these arrays: numpy on the host, so that a result compiles nothing, else JAX."""
+    return np if all(isinstance(value, np.ndarray | np.generic) for value in values) else jnp

@@ -1,0 +1,252 @@
+"""`check_metric` on sound metrics, and on metrics that break one law each."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import equikd as ek
+from equikd.config import config
+from equikd.metrics import Average, Metric, State, max_field, min_field, state_field, sum_field
+from equikd.metrics._rows import Rows
+from equikd.metrics._state import concat_field, truncate_field
+from equikd.metrics._sums import TwoFloat, exact_sum
+from equikd.testing import DrawError
+from equikd.testing._metrics import check_metric
+from equikd.typing import Array, Bool, Float, Int
+from equikd.wiring import KeyPath
+
+b_axis = {"b": st.sampled_from([3, 4])}
+
+
+@config
+class OfRows(Metric):
+    x: KeyPath = "preds"
+
+
+class Everything(State):
+    total: TwoFloat = sum_field(exact=True)
+    low: Float[Array, ""] = min_field()
+    high: Float[Array, ""] = max_field()
+    first: Rows = truncate_field(2)
+    rows: Rows = concat_field()
+    average: Average = state_field()
+
+    def compute(self):
+        first = jnp.where(self.first.valid, self.first.values, 0).sum()
+        rows = jnp.where(self.rows.valid, self.rows.values, 0)
+        squares = (rows * rows).sum()
+        return {"total": self.total.value, "range": self.high - self.low, "first": first, "squares": squares}
+
+
+@config
+class Sound(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Everything:
+        low = jnp.where(mask, x, jnp.inf).min(initial=jnp.inf)
+        high = jnp.where(mask, x, -jnp.inf).max(initial=-jnp.inf)
+        return Everything(exact_sum(x, mask), low, high, Rows(x, mask), Rows(x, mask), Average.of(x, mask))
+
+
+def test_a_state_with_all_kinds_of_fields_is_sound():
+    check_metric(Sound(), axes=b_axis, examples=3)
+
+
+class Total(State):
+    value: Float[Array, ""] = sum_field()
+
+    def compute(self):
+        return self.value
+
+
+@config
+class MultipliesByMask(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+        keep = mask.astype(x.dtype)  # in one operation, XLA makes a `where` of it
+        return Total((x * keep).sum())
+
+
+@config
+class IgnoresMask(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+        return Total(x.sum())
+
+
+class MeanOfMeans(State):
+    value: Float[Array, ""] = sum_field()
+    batches: Int[Array, ""] = sum_field()
+
+    def compute(self):
+        return self.value / self.batches
+
+
+@config
+class AveragesBatches(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> MeanOfMeans:
+        mean = jnp.where(mask, x, 0).sum() / jnp.maximum(mask.sum(), 1)
+        return MeanOfMeans(mean, mask.any().astype(jnp.int32))
+
+
+@config
+class CountsEmptyBatches(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+        return Total(jnp.where(mask, x, 0).sum() + (~mask.any()))
+
+
+@config
+class WeighsByPosition(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+        return Total(jnp.where(mask, x * jnp.arange(1, 1 + x.shape[0]), 0).sum())
+
+
+class Reflected(State):
+    """Sums where a minimum is meant: the identity is not that of what is computed."""
+
+    low: Float[Array, ""] = sum_field()
+
+    def compute(self):
+        return jnp.where(self.low == 0, jnp.inf, self.low)
+
+
+@config
+class SumsMinima(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Reflected:
+        return Reflected(jnp.where(mask, x, jnp.inf).min(initial=jnp.inf))
+
+
+def rule(merge, empty):
+    from equikd.metrics._fields import Rule
+
+    return eqx.field(metadata={"merge": Rule(merge, empty)})
+
+
+def zeros(shapes):
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
+class Halves(State):
+    """The mean of two is not associative."""
+
+    value: Float[Array, ""] = rule(lambda a, b: jnp.where(a == 0, b, jnp.where(b == 0, a, (a + b) / 2)), zeros)
+
+    def compute(self):
+        return self.value
+
+
+@config
+class MergesByMean(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Halves:
+        return Halves(jnp.where(mask, x, 0).sum())
+
+
+class StartsAtOne(State):
+    value: Float[Array, ""] = rule(jnp.add, lambda shapes: np.ones(shapes.shape, shapes.dtype))
+
+    def compute(self):
+        return self.value
+
+
+@config
+class HasNoIdentity(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> StartsAtOne:
+        return StartsAtOne(jnp.where(mask, x, 0).sum())
+
+
+class KeepsLeft(State):
+    """An associative merge with an identity whose order counts, though its rule does not say so."""
+
+    value: Float[Array, ""] = rule(
+        lambda a, b: jnp.where(jnp.isnan(a), b, a), lambda s: np.full(s.shape, np.nan, s.dtype)
+    )
+
+    def compute(self):
+        return self.value
+
+
+@config
+class TakesFirst(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> KeepsLeft:
+        return KeepsLeft(jnp.where(mask.any(), jnp.where(mask, x, 0)[jnp.argmax(mask)], jnp.nan))
+
+
+class Traced(State):
+    value: Float[Array, ""] = sum_field()
+
+    def compute(self):
+        return self.value
+
+
+@config
+class DiffersInTraces(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Traced:
+        total = jnp.where(mask, x, 0).sum()
+        return Traced(total + isinstance(total, jax.core.Tracer) * mask.sum())
+
+
+@config
+class RaisesOnFew(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+        if x.shape[0] < 3:
+            raise IndexError("three rows at least")
+        return Total(jnp.where(mask, x, 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("metric", "law"),
+    [
+        (MultipliesByMask, "rows of padding change|mask is False changes"),
+        (IgnoresMask, "rows of padding change|mask is False changes|masked rows count"),
+        (AveragesBatches, r"of\(a \+\+ b\) is not of\(a\) \| of\(b\)"),
+        (CountsEmptyBatches, "a batch of padding alone"),
+        (WeighsByPosition, r"of\(a \+\+ b\) is not|masked rows count"),
+        (SumsMinima, "a batch of padding alone|of.a .. b. is not"),
+        (MergesByMean, "not associative"),
+        (HasNoIdentity, "the empty state, merged"),
+        (TakesFirst, "another order of the rows|merging depends on the order"),
+        (DiffersInTraces, "(vmap and reduce|scan) gives? another value"),
+        (RaisesOnFew, "raises IndexError where all arguments fit"),
+    ],
+)
+def test_a_broken_law_is_found(metric, law):
+    with pytest.raises(AssertionError, match=law) as caught:
+        check_metric(metric(), axes=b_axis, examples=4)
+    assert f"{metric.__name__}.from_values" in str(caught.value)
+    assert "mask=[" in str(caught.value)
+
+
+SHIPPED = {
+    ek.metrics.Mean: {},
+    ek.metrics.Accuracy: {},
+    ek.metrics.MeanSquaredError: {},
+    ek.metrics.Norm: {"shared": ["tree"]},
+    ek.metrics.Max: {},
+    ek.metrics.Variance: {},
+}
+
+
+@pytest.mark.parametrize("metric", SHIPPED)
+def test_shipped_metrics(metric):
+    check_metric(metric, examples=2, **SHIPPED[metric])
+
+
+def test_values_can_be_given():
+    seen = []
+
+    @config
+    class Probabilities(OfRows):
+        def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Average:
+            seen.append(bool(((x >= 0) & (x <= 1))[mask].all()) if not isinstance(x, jax.core.Tracer) else True)
+            return Average.of(x, mask)
+
+    check_metric(Probabilities(), axes=b_axis, values={"x": lambda random, shape: random.random(shape)}, examples=2)
+    assert len(seen) > 10
+    assert all(seen)
+
+
+def test_what_is_no_metric_or_no_argument_is_told():
+    with pytest.raises(DrawError, match="checks a metric"):
+        check_metric(lambda x: x)
+    for option in ({"values": {"y": None}}, {"shared": ["y"]}, {"axes": {"y": None}}):
+        with pytest.raises(DrawError, match="'y'"):
+            check_metric(Sound(), **option)
