@@ -17,6 +17,7 @@ Shown numbers are a choice: `loss` first, then by name, without what repeats it 
 where there is one loss). The files hold them all.
 """
 
+import collections
 import math
 import sys
 import time
@@ -138,10 +139,19 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", name))
 
 
+_MOST_PARTS = 8  # of one metric on a line
+
+
 def _shown(metrics: Mapping[str, float]) -> str:
     parts = [name for name in metrics if name.startswith("losses/")]
     kept = [name for name in metrics if not name.startswith("weighted/") and (name not in parts or len(parts) > 1)]
-    return "  ".join(f"{name} {number(metrics[name])}" for name in _ordered(kept or metrics))
+    counts = collections.Counter(name.partition("/")[0] for name in kept if name not in parts)
+    texts = {name: f"{name} {number(metrics[name])}" for name in _ordered(kept or metrics)}
+    for head, count in counts.items():
+        if count > _MOST_PARTS:  # a histogram, say: on one line nobody reads it
+            texts = {name: text for name, text in texts.items() if name.partition("/")[0] != head}
+            texts[head] = f"{head} ({count} results)"
+    return "  ".join(texts.values())
 
 
 def _line(record: Record, num_steps: int) -> str:

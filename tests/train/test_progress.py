@@ -450,3 +450,15 @@ def test_a_time_that_is_none_is_refused(seconds, snapshot):
 def test_rich_is_loaded_only_when_used():
     program = "import sys, equikd.train._progress; assert not {'rich', 'tensorboardX'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(_progress.__file__).parents[2])
+
+
+def test_a_metric_with_many_results_is_one_word_of_a_line():
+    from equikd.train._progress import _shown
+
+    many = {f"confusion/{i}": float(i) for i in range(9)} | {
+        "loss": 1.0,
+        "norm/a": 2.0,
+        "losses/a": 1.0,
+        "losses/b": 0.5,
+    }
+    assert _shown(many) == "loss 1.0000  losses/a 1.0000  losses/b 0.5000  norm/a 2.0000  confusion (9 results)"
