@@ -32,6 +32,7 @@ SHIPPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "options"), SHIPPED, ids=lambda one: type(one).__name__)
 def test_shipped_losses(loss, options):
     check_loss(loss, examples=2, **options)

@@ -225,6 +225,7 @@ SHIPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", SHIPPED)
 def test_shipped_metrics(metric):
     check_metric(metric, examples=2, **SHIPPED[metric])
