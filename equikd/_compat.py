@@ -4,9 +4,14 @@ A function here tries the private way, and falls back to the public one when an 
 tests run both and compare, so that a new JAX release is met by one failing test with a name, not by a wrong number.
 """
 
+from typing import Any
+
 import jax
 from jax import lax
 from jax.core import Tracer as Tracer
+
+CONFIG: Any = jax.config
+"""JAX's configuration, whose attributes are made at run time, where no checker sees them."""
 
 
 def weaken(x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import fnmatch
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -169,7 +170,7 @@ def items(value: object) -> Mapping[Key, Any]:
     if isinstance(value, Mapping):
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple
+        return typing.cast(Any, value)._asdict()
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -253,7 +254,7 @@ def _update(value: Any, keys: Path, change: Callable[[Any], Any], at: Path) -> A
     if isinstance(value, dict):
         return {**value, key: part}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return value._replace(**{key: part})  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple
+        return typing.cast(Any, value)._replace(**{key: part})
     if isinstance(value, list | tuple):
         return type(value)([*value[:key], part, *value[key + 1 :]])
     if not value.__dataclass_params__.init:  # its constructor takes other arguments, as that of many an eqx.Module does

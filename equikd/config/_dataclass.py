@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from equikd._compat import Tracer
+from equikd._compat import CONFIG, Tracer
 from equikd.config._flatten import Aux, flatten_values, from_child, has_float
 from equikd.config._names import from_portable, portable
 from equikd.config._names import spell as spell_value
@@ -285,7 +285,7 @@ def _flatten(self: Any) -> tuple[tuple[Any, ...], Aux]:
     kept = values.get("_flat")
     if kept is not None:  # see `Kept`
         x64, flat, arrays = kept
-        if x64 is jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        if x64 is CONFIG.jax_enable_x64:
             if not arrays or not any(map(type(arrays[0]).is_deleted, arrays)):
                 return flat
         elif x64 is None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from equikd._compat import Tracer
+from equikd._compat import CONFIG, Tracer
 from equikd.config._roles import Plan, choose
 from equikd.config._values import FrozenDict, Identity, Static, as_leaf, is_part
 from equikd.errors import ConfigError
@@ -68,7 +68,7 @@ def flatten_values(named: Mapping[Any, tuple[Plan, Any]], extra: Any = None) -> 
     dynamic = tuple(key for key, child in made.items() if type(child) is not Static)
     statics = tuple((key, child) for key, child in made.items() if type(child) is Static)
     flat = tuple(made[key] for key in dynamic), Aux(tuple(made), dynamic, statics, extra)
-    return jax.config.jax_enable_x64, flat, tuple(pending)  # pyright: ignore[reportAttributeAccessIssue]
+    return CONFIG.jax_enable_x64, flat, tuple(pending)
 
 
 def to_child(plan: Plan, value: Any, wrap: Callable[[np.ndarray], Any]) -> Any:

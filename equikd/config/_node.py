@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
+from equikd._compat import CONFIG
 from equikd.config._arguments import checked_argument
 from equikd.config._dataclass import comparison_key
 from equikd.config._flatten import Aux, flatten_values, from_child, has_float
@@ -169,7 +170,7 @@ def _flatten(node: Node) -> tuple[tuple[Any, ...], Aux]:
     kept = node.__node_flat__
     if kept is not None:  # see `Kept`
         x64, flat, arrays = kept
-        if x64 is jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        if x64 is CONFIG.jax_enable_x64:
             if not arrays or not any(map(type(arrays[0]).is_deleted, arrays)):
                 return flat
         elif x64 is None:

@@ -279,10 +279,10 @@ def target_of(root: Any, path: str) -> tuple[Any, Path]:
         ConfigError: the path leads nowhere.
     """
     value, where, keys = root, (), parse(path)
-    outside = getattr(root, "referred", None) if is_config(root) else None
-    for held in outside or ():
+    outside: dict[str, Any] = getattr(root, "referred", None) or {} if is_config(root) else {}
+    for held, part in outside.items():
         if keys[: len(parse(held))] == parse(held):
-            value, where, keys = outside[held], ("referred", held), keys[len(parse(held)) :]  # pyright: ignore[reportOptionalSubscript]
+            value, where, keys = part, ("referred", held), keys[len(parse(held)) :]
             break
     try:
         for written in keys:

@@ -6,6 +6,7 @@ call, and, with one leaf replaced, a call that is broken in exactly one place.
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -149,7 +150,7 @@ def written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {written(one)}" for key, one in value.items()) + "}"
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        named = dict(zip(type(value)._fields, value, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
+        named = dict(zip(typing.cast(Any, value)._fields, value, strict=True))
         return f"{type(value).__name__}({_fields(named)})"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(written, value)) + ("," if len(value) == 1 else "") + ")"

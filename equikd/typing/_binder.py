@@ -189,7 +189,7 @@ def _sequence(node: SequenceNode) -> Check:
             for index, one in enumerate(value if quick else items_of(value)):  # noqa: B007  # for the message
                 item(one, bindings)
         except Mismatch as error:
-            raise _inside(error, f"[{index}]")  # noqa: B904  # the same error
+            raise _inside(error, f"[{index}]") from None
 
     return check
 
@@ -204,7 +204,7 @@ def _collection(node: CollectionNode) -> Check:
             for one in value:
                 item(one, bindings)
         except Mismatch as error:
-            raise _inside(error, "[...]")  # noqa: B904
+            raise _inside(error, "[...]") from None
 
     return check
 
@@ -220,7 +220,7 @@ def _tuple(node: TupleNode) -> Check:
             for index, (item, one) in enumerate(zip(items, value, strict=True)):  # noqa: B007
                 item(one, bindings)
         except Mismatch as error:
-            raise _inside(error, f"[{index}]")  # noqa: B904
+            raise _inside(error, f"[{index}]") from None
 
     return check
 
@@ -238,7 +238,7 @@ def _mapping(node: MappingNode) -> Check:
                 key_check(key, bindings)
                 item(one, bindings)
         except Mismatch as error:
-            raise _inside(error, f"[{key!r}]")  # noqa: B904
+            raise _inside(error, f"[{key!r}]") from None
 
     return check
 
@@ -261,7 +261,7 @@ def _typed_dict(node: TypedDictNode) -> Check:
             for name, one in value.items():
                 checks[name](one, bindings)
         except Mismatch as error:
-            raise _inside(error, f"[{name!r}]")  # noqa: B904
+            raise _inside(error, f"[{name!r}]") from None
 
     return check
 
@@ -277,7 +277,7 @@ def _named_tuple(node: NamedTupleNode) -> Check:
             for name, one in fields().items():
                 one(getattr(value, name), bindings)
         except Mismatch as error:
-            raise _inside(error, f".{name}")  # noqa: B904
+            raise _inside(error, f".{name}") from None
 
     return check
 
@@ -331,7 +331,7 @@ def instance(node: DataclassNode, value: Any, outside: Bindings) -> None:
             outside.groups.update(groups)
     except Mismatch as error:
         error.owner = value if error.owner is None else error.owner
-        raise _inside(error, here)  # noqa: B904
+        raise _inside(error, here) from None
 
 
 def leaves_of(node: PyTreeNode, value: Any) -> tuple[list[tuple[str, Any]], Any]:
@@ -360,7 +360,7 @@ def _pytree(node: PyTreeNode) -> Check:
                     bindings.leaf = (structure, index)
                 item(leaf, bindings)
         except Mismatch as error:
-            raise _inside(error, leaves_of(node, value)[0][index][0])  # noqa: B904
+            raise _inside(error, leaves_of(node, value)[0][index][0]) from None
         finally:
             bindings.leaf = before
 

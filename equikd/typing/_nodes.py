@@ -158,7 +158,7 @@ class TypedDictNode(FieldsNode):
     @property
     def required(self) -> frozenset[str]:
         """Keys that must exist."""
-        return self.cls.__required_keys__  # pyright: ignore[reportAttributeAccessIssue]  # every TypedDict has it
+        return typing.cast(Any, self.cls).__required_keys__
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class NamedTupleNode(FieldsNode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.cls._fields  # pyright: ignore[reportAttributeAccessIssue]
+        return typing.cast(Any, self.cls)._fields
 
 
 @dataclass(frozen=True)
