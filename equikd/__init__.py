@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from equikd.train import save_model as save_model
     from equikd.typing import typechecked as typechecked
     from equikd.wiring import KeyPath as KeyPath
+    from equikd.wiring import KeyPaths as KeyPaths
 
     __version__: str
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # from one, so the names stand here three times; a test holds the three together.
 _HOMES = {
     "KeyPath": "equikd.wiring",
+    "KeyPaths": "equikd.wiring",
     "Trainer": "equikd.train",
     "config": "equikd.config",
     "data": "equikd.data",
@@ -77,6 +79,7 @@ _HOMES = {
 
 __all__ = [
     "KeyPath",
+    "KeyPaths",
     "Trainer",
     "__version__",
     "config",

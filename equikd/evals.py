@@ -2,9 +2,12 @@
 
     evals={"test": ek.evals.Eval(data=ek.data.InMemory(test, batch_size=256), every=200)}
 
-An eval runs every `every` steps and at the end. The data comes in order, its last batch padded and masked, so that one
-compiled program serves all batches; states are merged on the device and read once. An eval inherits those of the
-trainer's losses and metrics whose key paths exist in an eval; gradients and updates do not.
+An eval runs every `every` steps, at the steps `at` (0 is before the first update) and at the end. The data comes in
+order, its last batch padded and masked, so that one compiled program serves all batches; states are merged on the
+device and read once, but for those that keep all rows (`concat_field`), which are gathered on the host.
+
+An eval inherits the trainer's losses and metrics, without those that read what only a training step computes
+(gradients, updates, ...). One that reads data which the eval lacks is an error, unless it is a `SkipIfMissing`.
 """
 
 from collections.abc import Iterable
@@ -16,11 +19,13 @@ import jax.numpy as jnp
 
 from equikd.config import config, resolve
 from equikd.data import Batch
+from equikd.errors import ConfigError, listing, message
 from equikd.losses import Loss
-from equikd.metrics import Aux, EvalWeights, Metric
+from equikd.metrics import Aux, BaseMetric, EvalWeights
 from equikd.model import call, with_hyperparameters
+from equikd.model._call import name_of
 from equikd.sharding import home
-from equikd.wiring import Context
+from equikd.wiring import Context, arguments_of
 
 
 @config
@@ -30,16 +35,34 @@ class Eval:
     data: Any
     """A pipeline such as `ek.data.InMemory`, or a node that makes one; read in order, each row once."""
     every: int | None = None
-    """Steps between two evaluations; None: only at the end. The end is always evaluated."""
-    metrics: dict[str, Metric] | None = None
-    """Metric name -> metric; None: those of the trainer that can run in an eval."""
+    """Steps between two evaluations; None: no interval."""
+    at: tuple[int, ...] = ()
+    """Further steps at which it runs; 0 is before the first update."""
+    final: bool = True
+    """Whether it runs at the end of training; False, with neither `every` nor `at`: only when it is asked for."""
+    num_batches: int | None = None
+    """How many batches are read, the first ones; None: all."""
+    transform: Any = None
+    """Makes the model that is evaluated: a function of the model, or a node that makes one; the names `step`, `extra`
+    and `model_state` among its further arguments are filled from the train state. None: the model as it is."""
+    metrics: dict[str, BaseMetric] | None = None
+    """Metric name -> metric; None: those of the trainer, without those of gradients, updates and the like."""
     losses: dict[str, Loss] | None = None
-    """Loss name -> loss; None: those of the trainer that can run in an eval."""
+    """Loss name -> loss; None: those of the trainer, likewise."""
 
     def validate(self) -> None:
-        """Refuse an interval below one step."""
+        """Refuse intervals and numbers of batches below one, and steps below zero."""
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be at least 1, got {self.every}")
+        if self.num_batches is not None and self.num_batches < 1:
+            raise ValueError(f"num_batches must be at least 1, got {self.num_batches}")
+        if any(step < 0 for step in self.at):
+            raise ValueError(f"at must hold steps of at least 0, got {self.at}")
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to run after `step` updates, `last` being the end of training."""
+        interval = self.every is not None and step > 0 and step % self.every == 0
+        return interval or step in self.at or (last and self.final)
 
 
 def eval_context(config: Any, view: "View", batch: Batch) -> Context:
@@ -76,6 +99,33 @@ class View(eqx.Module):
     hyperparameter: tuple[bool, ...] = eqx.field(static=True)
 
 
+_FILLED = ("step", "extra", "model_state")
+
+
+def transformed(config: Any, view: View) -> View:
+    """The view whose model is what the eval's `transform` makes of it.
+
+    Args:
+        config: as in `eval_batch`.
+        view: what the eval sees of the train state.
+
+    Raises:
+        ConfigError: the transform takes arguments that nothing fills.
+    """
+    function = resolve(config.transform, root=config, path="transform")
+    names, required = arguments_of(function)
+    first, further = names[:1], names[1:]
+    unknown = [name for name in further if name in required and name not in _FILLED]
+    if unknown or not first:
+        what = f"transform: nothing fills the arguments of {name_of(function)}"
+        expected = f"a function of the model, and by name of {listing(_FILLED)}"
+        raise ConfigError(message(what, got=listing(names) or "no argument", expected=expected))
+    model = with_hyperparameters(config, view.model, view.hyperparameter)
+    filled = {name: getattr(view, name) for name in further if name in _FILLED}
+    made = function(model, **filled)
+    return View(view.step, made, view.model_state, view.extra, (False,) * len(jax.tree.leaves(made)))
+
+
 def eval_batch(config: Any, view: View, batch: Batch) -> Aux:
     """Losses and metrics of one batch in inference mode.
 
@@ -97,12 +147,18 @@ def eval_batch(config: Any, view: View, batch: Batch) -> Aux:
 
 
 @eqx.filter_jit
-def _eval_and_merge(config: Any, view: View, so_far: Aux, batch: Batch) -> Aux:
-    return so_far.merge(eval_batch(config, view, batch))
+def _transform(config: Any, view: View) -> View:
+    return transformed(config, view)
+
+
+@eqx.filter_jit
+def _eval_and_merge(config: Any, view: View, so_far: Aux, batch: Batch) -> tuple[Aux, Aux]:
+    fixed, growing = eval_batch(config, view, batch).parted()
+    return so_far.merge(fixed), growing
 
 
 def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> Aux:
-    """Losses and metrics over all rows of some batches of one shape, on the device.
+    """Losses and metrics over all rows of some batches of one shape.
 
     Args:
         config: as in `eval_batch`.
@@ -111,10 +167,17 @@ def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> A
         empty: empty accumulators; `empty_state` of the shapes of `eval_batch`.
 
     Returns:
-        The merged states; `results()` gives the values.
+        The merged states; `results()` gives the values. They are on the device, but for those that keep all rows.
     """
-    arrays, static = eqx.partition(empty, eqx.is_array_like)
+    if config.transform is not None:
+        view = _transform(config, view)
+    fixed, growing = empty.parted()
+    arrays, static = eqx.partition(fixed, eqx.is_array_like)
     aux = eqx.combine(jax.device_put(arrays, home(view)), static)
+    gathered = [growing]
     for batch in batches:
-        aux = _eval_and_merge(config, view, aux, batch)
-    return aux
+        aux, rows = _eval_and_merge(config, view, aux, batch)
+        if growing.metrics:  # those of the batch before: this one is still being computed
+            gathered[-1] = jax.device_get(gathered[-1])
+            gathered.append(rows)
+    return aux.joined(jax.device_get(gathered)) if growing.metrics else aux

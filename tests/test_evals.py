@@ -16,6 +16,7 @@ from equikd.errors import EquikdError
 from equikd.evals import Eval
 from equikd.examples.digits import Digits, get_config, load
 from equikd.train._setup import prepare
+from equikd.typing import Array, Bool, Float, Int
 from tests.train import _experiment
 
 NAMES = {"loss", "losses/ce", "weighted/ce", "accuracy"}
@@ -228,3 +229,227 @@ def test_an_eval_takes_any_iterable_of_the_rows(digits, oracle):
 
     assert evaluated(trainer, read, result.state) == pytest.approx(oracle, abs=1e-6)
     assert jnp.isfinite(evaluated(trainer, read, result.state)["loss"])
+
+
+# When, on what, and of which model.
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"at": (0,)}, [0, 25]),
+        ({"at": (0,), "final": False}, [0]),
+        ({"at": (3, 7, 99)}, [3, 7, 25]),
+        ({"at": (7, 10), "every": 10}, [7, 10, 20, 25]),
+        ({"every": 10, "final": False}, [10, 20]),
+        ({"every": 5, "final": False}, [5, 10, 15, 20, 25]),
+        ({"final": False}, []),
+    ],
+    ids=["first_and_last", "first", "steps", "both", "interval", "interval_that_ends", "never"],
+)
+def test_when_an_eval_runs(options, steps):
+    data = small().evals["test"].data
+    result = small(evals={"test": Eval(data=data, **options)}).train()
+    assert [row.step for row in result.history if row.split == "test"] == steps
+    if 0 in steps:
+        before = small().evaluate(small().init())
+        assert {f"test/{name}": value for name, value in result.history[0].metrics.items()} == before
+
+
+def test_an_eval_that_never_runs_can_be_asked_for(tmp_path):
+    trainer = small(evals={"test": Eval(data=small().evals["test"].data, final=False)})
+    result = trainer.train(tmp_path / "run")
+    assert not any(name.startswith("test/") for name in result.metrics)
+    assert not any(name.startswith("test/") for name in trainer.train(tmp_path / "run").metrics)  # complete already
+    assert trainer.evaluate(result.state)["test/loss"] < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"num_batches": 0}, "num_batches"), ({"at": (-1,)}, "at must hold"), ({"every": 0}, "every must be")],
+    ids=["num_batches", "at", "every"],
+)
+def test_numbers_that_mean_nothing_are_refused(changes, says):
+    with pytest.raises(EquikdError, match=says):
+        ek.override(small(), {f"evals.test.{name}": value for name, value in changes.items()}).train()
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 5, None])
+def test_the_first_batches_alone(num_batches):
+    data = {"x": np.arange(14, dtype=np.float32).reshape(7, 2)}
+    mean = {"mean": ek.metrics.Mean(values="batch.x")}
+    one = Eval(data=InMemory(data, batch_size=2), num_batches=num_batches, metrics=mean)
+    rows = 7 if num_batches is None else min(7, 2 * num_batches)
+    assert small(evals={"test": one}).evaluate(small().init())["test/mean"] == data["x"][:rows].mean()
+
+
+def test_full_batches_need_no_mask():
+    data = {"x": np.arange(14, dtype=np.float32).reshape(7, 2)}
+    mean = {"mean": ek.metrics.Mean(values="batch.x", mask=None)}
+    one = Eval(data=InMemory(data, batch_size=2), num_batches=3, metrics=mean)
+    assert small(evals={"test": one}).evaluate(small().init())["test/mean"] == data["x"][:6].mean()
+    with pytest.raises(EquikdError, match="takes no mask"):
+        ek.override(small(evals={"test": one}), {"evals.test.num_batches": 4}).evaluate(small().init())
+
+
+def scaled(model: Any, scale: float) -> Any:
+    return jax.tree.map(lambda leaf: leaf * scale if eqx.is_inexact_array(leaf) else leaf, model)
+
+
+def halved(model: Any) -> Any:
+    return scaled(model, 0.5)
+
+
+def broken(model: Any) -> Any:
+    return model["weight"]
+
+
+def of_extra(model: Any, step: Any, extra: Any) -> Any:
+    return jax.tree.map(lambda leaf, other: jnp.where(step < 5, leaf, other), model, extra)
+
+
+def without_argument() -> Any:
+    return None
+
+
+def of_what(model: Any, weights: Any) -> Any:
+    return model
+
+
+def to_a_number(model: Any) -> Any:
+    return jnp.zeros(())
+
+
+def test_a_transform_makes_the_model_that_is_evaluated(compilations):
+    trainer = ek.override(small(), {"evals.test.transform": halved})
+    state = trainer.init()
+    by_hand = eqx.tree_at(lambda state: state.model, state, halved(state.model))
+    assert trainer.evaluate(state) == small().evaluate(by_hand)
+    result = trainer.train()
+    assert result.metrics["train/loss"] == small().train().metrics["train/loss"]  # training keeps its own
+    scale = ek.lazy.partial(scaled)(scale=0.5)
+    by_node = ek.override(small(), {"evals.test.transform": scale})
+    assert by_node.evaluate(state) == trainer.evaluate(state)
+    compilations.clear()
+    other = ek.override(by_node, {"evals.test.transform.scale": 0.25}).evaluate(state)
+    assert other != trainer.evaluate(state)
+    assert compilations.names == []  # a number of the transform is traced like any other
+
+
+def test_a_transform_may_use_the_rest_of_the_state():
+    trainer = small(
+        init_extra=halved, evals={"test": Eval(data=small().evals["test"].data, transform=of_extra, at=(4, 5))}
+    )
+    state = trainer.init()
+    assert trainer.evaluate(state) == small().evaluate(state)
+    late = eqx.tree_at(lambda state: state.step, state, jnp.int32(5))
+    by_hand = eqx.tree_at(lambda state: state.model, late, halved(state.model))
+    assert trainer.evaluate(late) == small().evaluate(by_hand)
+
+
+def test_a_hyperparameter_of_the_model_reaches_the_transform():
+    model = ek.lazy(eqx.nn.MLP)(2, 2, 4, 1, activation=ek.lazy(eqx.nn.PReLU)(0.25))
+    trainer = small(model=model, evals={"test": Eval(data=small().evals["test"].data, transform=halved)})
+    assert np.isfinite(trainer.train().metrics["test/loss"])
+
+
+@pytest.mark.parametrize("transform", [without_argument, of_what, to_a_number])
+def test_a_transform_that_does_not_fit(transform, snapshot):
+    with pytest.raises(EquikdError) as error:
+        ek.override(small(), {"evals.test.transform": transform}).train()
+    snapshot(f"transform_{transform.__name__}", str(error.value))
+
+
+def test_a_transform_that_fails_is_named():
+    with pytest.raises(TypeError) as error:
+        ek.override(small(), {"evals.test.transform": broken}).train()
+    assert "evals.test.transform" in error.value.__notes__
+
+
+# What is inherited.
+
+UNLABELLED = InMemory({"x": np.ones((4, 2), np.float32)}, batch_size=2)
+
+
+def labelled(**changes: Any) -> ek.Trainer:
+    """With a metric on labels, which the eval's data lacks."""
+    data = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(16, 2), "label": np.arange(16) % 2}
+    metrics = {"accuracy": ek.metrics.Accuracy(preds="preds", labels="batch.label")}
+    given = {"train_data": InMemory(data, batch_size=4), "metrics": metrics, "evals": {"test": Eval(data=UNLABELLED)}}
+    return small(**given | changes)
+
+
+def test_a_metric_that_an_eval_cannot_compute_is_refused(snapshot):
+    with pytest.raises(EquikdError) as error:
+        labelled().train()
+    snapshot("inherited_lacks", str(error.value))
+
+
+def test_unless_it_is_skipped_on_purpose():
+    skipped = ek.metrics.SkipIfMissing(labelled().metrics["accuracy"], missing="batch.label")
+    result = labelled(metrics={"accuracy": skipped}).train()
+    assert "train/accuracy" in result.metrics
+    assert {name for name in result.metrics if name.startswith("test/")} == {
+        "test/loss",
+        "test/losses/mse",
+        "test/weighted/mse",
+    }
+
+
+def test_what_is_skipped_everywhere_is_misspelt(snapshot):
+    wrong = ek.metrics.SkipIfMissing(ek.metrics.Accuracy(preds="preds", labels="batch.lable"), missing="batch.lable")
+    with pytest.raises(EquikdError) as error:
+        labelled(metrics={"accuracy": wrong}).train()
+    snapshot("skipped_everywhere", str(error.value))
+    own = {"test": Eval(data=UNLABELLED, metrics={"mine": wrong})}
+    with pytest.raises(EquikdError, match=r"evals\.test\.metrics\.mine"):
+        labelled(evals=own).train()
+
+
+def test_a_penalty_on_params_is_left_out_of_evals_and_with_it_metrics_of_its_state():
+    losses = {"mse": small().losses["mse"], "l2": ek.losses.ParameterL2(weight=1e-3)}
+    metrics = {
+        "l2": ek.metrics.Mean(values="losses.l2.total", mask=None),
+        "mse": ek.metrics.Mean("losses.mse.total", mask=None),
+    }
+    result = small(losses=losses, metrics=metrics).train()
+    assert {"test/losses/mse", "test/mse"} <= result.metrics.keys()
+    assert not {"test/losses/l2", "test/l2"} & result.metrics.keys()
+
+
+# States that keep all rows.
+
+
+class Scores(ek.metrics.State):
+    rows: ek.metrics.Rows = ek.metrics.concat_field()
+    count: Int[Array, ""] = ek.metrics.sum_field()
+
+    def compute(self) -> Any:
+        values = self.rows.real()
+        return {"median": np.median(values) if len(values) else np.nan, "count": self.count}
+
+
+@ek.config.config
+class Median(ek.metrics.Metric):
+    x: ek.KeyPath
+
+    def from_values(self, x: Float[Array, "b d"], mask: Bool[Array, " b"]) -> Scores:
+        return Scores(ek.metrics.Rows(x[:, 0], mask), mask.sum(dtype=jnp.int32))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, 50])
+def test_all_rows_are_gathered_on_the_host(batch_size):
+    data = {"x": np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)}
+    metrics = {"median": Median("batch.x"), "mean": ek.metrics.Mean("batch.x")}
+    one = Eval(data=InMemory(data, batch_size=batch_size), metrics=metrics, every=10)
+    result = small(evals={"test": one}).train()
+    assert [row.split for row in result.history] == ["test", "test", "train", "test"]
+    assert result.metrics["test/median/median"] == pytest.approx(np.median(data["x"][:, 0]))
+    assert result.metrics["test/median/count"] == 16
+    assert result.metrics["test/mean"] == pytest.approx(data["x"].mean(), abs=1e-6)
+
+
+def test_all_rows_of_a_training_interval_are_refused(snapshot):
+    with pytest.raises(EquikdError) as error:
+        small(metrics={"median": Median("batch.x")}).train()
+    snapshot("rows_in_training", str(error.value))

@@ -30,6 +30,7 @@ NAMESPACES = (
 )
 EVERYDAY = {
     "KeyPath": "equikd.wiring",
+    "KeyPaths": "equikd.wiring",
     "Trainer": "equikd.train",
     "diff": "equikd.config",
     "lazy": "equikd.config",

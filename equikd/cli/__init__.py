@@ -1,4 +1,4 @@
-"""The command line: `equikd train | check | paths MODULE [--args.NAME=VALUE ...] [--cfg.PATH=VALUE ...]`.
+"""The command line: `equikd train | eval | check | paths MODULE [--args.NAME=VALUE ...] [--cfg.PATH=VALUE ...]`.
 
 MODULE is an importable module or the path of a `.py` file, with a function `get_config` that returns a trainer. Where
 `get_config` takes one config class, its fields are flags under `--args`, typed by tyro. `--cfg.PATH=VALUE` edits the
@@ -20,6 +20,7 @@ USAGE = """\
 usage: equikd COMMAND MODULE [--args.NAME=VALUE ...] [--cfg.PATH=VALUE ...]
 
   train     train the experiment that MODULE describes; run it again to resume
+  eval      evaluate what it has trained: all evals, at the newest checkpoint or at --step
   check     check it without running it, and tell what it consists of: shapes, results, floats
   paths     list what key paths can name
 
@@ -29,7 +30,8 @@ that returns an ek.Trainer. `equikd train MODULE --help` lists its settings.
   --args.NAME=VALUE   a setting of get_config's config class
   --cfg.PATH=VALUE    any value of the trainer, such as --cfg.optimizer.learning_rate=1e-3
   --workdir DIR       of train: where config, metrics, TensorBoard events and checkpoints go
-                      (default: runs/NAME, NAME being the last part of MODULE)
+                      (default: runs/NAME, NAME being the last part of MODULE); of eval: where they are
+  --step N            of eval: which checkpoint
   --memory            of check: compile the step, and tell how many bytes it takes
   --version           the version of equikd
 

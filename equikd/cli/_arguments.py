@@ -94,7 +94,7 @@ def _module_name(words: list[str], command: str) -> tuple[str, list[str]]:
     if not words or words[0].startswith("-"):
         raise ConfigError(
             message(
-                f"no module to {command}" if command in ("train", "check") else f"{command}: no module",
+                f"no module to {command}" if command in ("train", "check", "eval") else f"{command}: no module",
                 got=" ".join(words) or "nothing",
                 expected=f"the module first: equikd {command} MODULE [flags]",
                 fix=f"equikd {command} equikd.examples.digits",

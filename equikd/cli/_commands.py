@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from equikd.cli._arguments import configured
+from equikd.errors import ConfigError, message
 
 
 def _train(words: list[str]) -> int:
@@ -32,6 +33,23 @@ def _what_is_left(workdir: str) -> str:
     return "there is no checkpoint yet" if step is None else f"the same command goes on from step {step}"
 
 
+def _eval(words: list[str]) -> int:
+    own = {"workdir": (str, _default_workdir), "step": (int | None, None)}
+    trainer, name, flags = configured(words, "eval", own)
+    if not trainer.evals:
+        what, fix = f"{name} has no evals", "evals={...} of its trainer"
+        raise ConfigError(message(what, expected="at least one", fix=fix))
+
+    from equikd.train import final_table
+    from equikd.train._resume import tell_changed
+
+    state = trainer.restore(flags.workdir, flags.step)
+    tell_changed(trainer, flags.workdir)
+    results = trainer.evaluate(state)
+    final_table(results, title=f"{name}, step {int(state.step)} of {flags.workdir}")
+    return 0
+
+
 def _check(words: list[str]) -> int:
     trainer, _, flags = configured(words, "check", {"memory": (bool, False)})
 
@@ -50,4 +68,9 @@ def _paths(words: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "check": _check, "paths": _paths}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "check": _check,
+    "paths": _paths,
+}

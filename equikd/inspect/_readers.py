@@ -16,12 +16,12 @@ def readers_of(setup: Setup) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for where, paths in _owners(setup.config, setup.state.model):
         for name, path in paths.items():
-            found.setdefault(path, []).append(join((*parse(where), name)))
+            found.setdefault(path, []).append(join((*parse(where), *parse(name))))
     own = [text for texts in found.values() for text in texts]
     for one in setup.evals:
         for where, paths in _owners(one.config, setup.state.model):
             for name, path in paths.items():
-                text = join((*parse(where), name))
+                text = join((*parse(where), *parse(name)))
                 if text not in own:
                     found.setdefault(path, []).append(f"evals.{one.name}.{text}")
     return {path: tuple(texts) for path, texts in found.items()}
@@ -34,7 +34,7 @@ def _owners(config: Any, model: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield "model", key_paths(model)
     for part in ("losses", "metrics"):
         for name, owner in resolve(getattr(config, part), root=config, path=part).items():
-            yield join((part, name)), key_paths(owner)
+            yield join((part, name)), owner.reads()
 
 
 def counted(context: Context, path: str) -> str:

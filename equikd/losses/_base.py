@@ -104,6 +104,11 @@ class Loss(abc.ABC):
         """
 
     @final
+    def reads(self) -> dict[str, str]:
+        """The key paths by field."""
+        return key_paths(self)
+
+    @final
     def connect(self, context: Context) -> dict[str, Any]:
         """The arguments of `values` and the mask, looked up in the context.
 

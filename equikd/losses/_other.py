@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from equikd.config import config
-from equikd.errors import WiringError, listing, message, nearest, report
+from equikd.errors import WiringError, listing, message
 from equikd.losses._base import Loss, replace_masked, widened
-from equikd.tree import PathError, Wildcard, join, matches, named_leaves, parse
 from equikd.typing import Array, Bool, Float, Num
-from equikd.wiring import KeyPath
+from equikd.wiring import KeyPath, KeyPaths, leaves_at
 
 
 @config
@@ -158,59 +157,33 @@ class ParameterL2(Loss):
     Example:
         >>> from equikd.wiring import Context
         >>> params = {"layers": [{"weight": jnp.array([1.0, 2.0]), "bias": jnp.array([9.0])}]}
-        >>> ParameterL2(paths=("**.weight",), weight=1e-4).from_context(Context(params=params)).compute().item()
+        >>> ParameterL2("params.**.weight", weight=1e-4).from_context(Context(params=params)).compute().item()
         5.0
     """
 
-    params: KeyPath = "params"
-    """Key path of the parameters, any tree; leaves that are no arrays of floats are left out. An eval has `model`."""
-    paths: tuple[str, ...] = ("**",)
-    """Patterns of parameter paths below `params`; `*` is one key, `**` any number. What fits two counts once."""
+    params: KeyPaths = "params"
+    """Key path of the parameters, any tree, or a pattern of them such as `params.**.weight`; leaves that are no arrays
+    of floats are left out. An eval has `model` in place of `params`."""
     mask: KeyPath | None = None
     """None: parameters have no batch axis."""
-
-    def validate(self) -> None:
-        """Refuse no pattern at all, and what is not one."""
-        if not self.paths:
-            raise ValueError('paths: there is no pattern; ("**",) is all parameters')
-        for pattern in self.paths:
-            try:
-                parse(pattern)
-            except PathError as error:
-                raise ValueError(f"paths: {error}") from None
 
     def values(self, params: Any) -> Float[Array, ""]:
         """The sum of squares.
 
         Raises:
-            WiringError: patterns that no parameter fits, all at once, with the paths that are near.
+            WiringError: there are no floats.
         """
-        leaves = {path: leaf for path, leaf in named_leaves(params).items() if _is_inexact(leaf)}
-        unused = [pattern for pattern in self.paths if not any(matches(pattern, path) for path in leaves)]
-        if unused:
-            lines = [_no_parameter(pattern, leaves) for pattern in unused]
-            raise WiringError(report(f"{len(unused)} patterns fit no parameter", lines))
-        chosen = [leaf for path, leaf in leaves.items() if any(matches(pattern, path) for pattern in self.paths)]
-        squares = [jnp.sum(jnp.real(leaf * leaf.conj())) for leaf in widened(*map(jnp.asarray, chosen))]
+        leaves = leaves_at(self.params, params)
+        floats = [jnp.asarray(leaf) for leaf in leaves.values() if _is_inexact(leaf)]
+        if not floats:
+            got = listing(leaves) or "nothing"
+            raise WiringError(message(f"params = {self.params!r}: no arrays of floats", got=got))
+        squares = [jnp.sum(jnp.real(leaf * leaf.conj())) for leaf in widened(*floats)]
         return sum(squares[1:], start=squares[0])
 
 
 def _is_inexact(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _no_parameter(pattern: str, leaves: dict[str, Any]) -> str:
-    keys = [key for key in parse(pattern) if key != Wildcard("**")]
-    ends: dict[str, str] = {}  # what the pattern says of a path is its end
-    for path in leaves:
-        ends.setdefault(join(parse(path)[-len(keys) :]), path)
-    anywhere = f"**.{pattern}"
-    return message(
-        f"paths: {pattern!r} fits no parameter",
-        near=[ends[end] for end in nearest(join(keys), ends)],
-        expected=f"a pattern of one of {listing(leaves)}" if leaves else "parameters: there are none",
-        fix=f"{anywhere!r}, if it is to fit at any depth" if any(matches(anywhere, path) for path in leaves) else None,
-    )
 
 
 @config

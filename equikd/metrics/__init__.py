@@ -8,6 +8,7 @@ from equikd.metrics._aux import Aux as Aux
 from equikd.metrics._aux import EvalWeights as EvalWeights
 from equikd.metrics._aux import StepTotals as StepTotals
 from equikd.metrics._average import Average as Average
+from equikd.metrics._base import BaseMetric as BaseMetric
 from equikd.metrics._base import Metric as Metric
 from equikd.metrics._classification import Accuracy as Accuracy
 from equikd.metrics._classification import BinaryAccuracy as BinaryAccuracy
@@ -46,3 +47,5 @@ from equikd.metrics._state import sum_field as sum_field
 from equikd.metrics._state import truncate_field as truncate_field
 from equikd.metrics._sums import TwoFloat as TwoFloat
 from equikd.metrics._sums import exact_sum as exact_sum
+from equikd.metrics._wrappers import SkipIfMissing as SkipIfMissing
+from equikd.metrics._wrappers import TreeMap as TreeMap

@@ -1,5 +1,6 @@
 """What a step or an eval reports: loss states and metric states by name, merged over batches, read as named results."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from equikd.errors import WiringError, message
-from equikd.metrics._state import State, empty_state, fields_where, max_field, sum_field
+from equikd.metrics._state import State, empty_state, gathered, growing_fields, max_field, sum_field
 from equikd.tree import named_leaves
 
 
@@ -64,21 +65,35 @@ class Aux(eqx.Module):
         return sum(self.total.weighted({name: state.compute() for name, state in self.losses.items()}).values())
 
     def empty(self) -> "Aux":
-        """The same losses and metrics over no rows, as numpy arrays; `self` may hold shapes.
+        """The same losses and metrics over no rows, as numpy arrays; `self` may hold shapes."""
+        return jax.tree.map(empty_state, self, is_leaf=lambda part: isinstance(part, State))
+
+    def check_fixed(self) -> None:
+        """Refuse metrics that cannot be accumulated on the device, where one shape serves all steps.
 
         Raises:
-            WiringError: a state has a `concat_field`: what is accumulated on the device has one shape for all batches.
+            WiringError: a state has a `concat_field`; with metric and field.
         """
-        states = {**self.losses, **self.metrics}
         got = "\n".join(
             f"{name!r}: {type(state).__qualname__}.{path} = concat_field()"
-            for name, state in states.items()
-            for path in fields_where(state, lambda rule: not rule.fixed)
+            for name, state in self.metrics.items()
+            for path in growing_fields(state)
         )
         if got:
             fix = "keep as many rows as are needed: ek.metrics.truncate_field(n)"
             raise WiringError(message("rows without a limit cannot be accumulated on the device", got=got, fix=fix))
-        return jax.tree.map(empty_state, self, is_leaf=lambda part: isinstance(part, State))
+
+    def parted(self) -> tuple["Aux", "Aux"]:
+        """What keeps its shape when it merges, and the metrics that do not."""
+        growing = {name: state for name, state in self.metrics.items() if growing_fields(state)}
+        fixed = {name: state for name, state in self.metrics.items() if name not in growing}
+        return Aux(self.losses, self.total, fixed), Aux(metrics=growing)
+
+    def joined(self, others: Sequence["Aux"]) -> "Aux":
+        """With the metrics of others, merged in order on the host; the inverse of `parted`."""
+        names = others[0].metrics
+        merged = {name: gathered([other.metrics[name] for other in others]) for name in names}
+        return Aux(self.losses, self.total, self.metrics | merged)
 
     def merge(self, other: "Aux") -> "Aux":
         """The losses and metrics over the rows of both."""

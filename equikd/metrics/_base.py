@@ -33,9 +33,39 @@ from equikd.typing import provenance, typechecked
 from equikd.wiring import UNSET, Context, KeyPath, arguments_of, fill, key_paths, place_of, shared_axes
 
 
+class BaseMetric(abc.ABC):
+    """What a step or an eval asks of a metric; derive from `Metric`, or wrap one as `SkipIfMissing` does."""
+
+    @property
+    @abc.abstractmethod
+    def takes_mask(self) -> bool:
+        """Whether rows of padding are left out; a metric for which this is False does not fit padded data."""
+
+    @abc.abstractmethod
+    def reads(self) -> dict[str, str]:
+        """The key paths: field, `preds` or `metric.preds`, -> path."""
+
+    @abc.abstractmethod
+    def connect(self, context: Context) -> dict[str, Any]:
+        """The arguments of `from_values`, looked up in the context.
+
+        Raises:
+            WiringError: all key paths that lead nowhere, and arguments that no field fills.
+        """
+
+    @abc.abstractmethod
+    def from_context(self, context: Context) -> State:
+        """The state of what a step or eval has computed.
+
+        Raises:
+            WiringError: key paths lead nowhere, or the mask does not fit; names key paths and shapes.
+            ShapeError: a shape does not fit the annotations of `from_values`.
+        """
+
+
 @config(kw_only=True)
-class Metric(abc.ABC):
-    """Base of all metrics.
+class Metric(BaseMetric):
+    """Base of all metrics of one's own.
 
     Example:
         >>> from equikd.metrics import Average
@@ -67,32 +97,41 @@ class Metric(abc.ABC):
 
     @property
     def takes_mask(self) -> bool:
-        """Whether rows of padding are left out; a metric for which this is False does not fit padded data."""
+        """Whether rows of padding are left out: there is a mask, and `from_values` takes it."""
         return self.mask is not None and "mask" in arguments_of(type(self).from_values)[0]
 
     @final
-    def connect(self, context: Context) -> dict[str, Any]:
-        """The arguments of `from_values`, looked up in the context.
+    def reads(self) -> dict[str, str]:
+        """The key paths by field."""
+        return key_paths(self)
 
-        Raises:
-            WiringError: all key paths that lead nowhere, and arguments that no field fills.
-        """
+    @final
+    def connect(self, context: Context) -> dict[str, Any]:
+        """See `BaseMetric.connect`."""
         return connect(self, type(self).from_values, context, mask=self.takes_mask)
 
     @final
     def from_context(self, context: Context) -> State:
-        """The state of what a step or eval has computed.
+        """See `BaseMetric.from_context`."""
+        return self.from_arguments(self.connect(context), context)
+
+    @final
+    def from_arguments(self, arguments: dict[str, Any], context: Context) -> State:
+        """The state of arguments that are looked up already.
+
+        Args:
+            arguments: of `from_values`, as `connect` gives them; the mask still without the rows of padding.
+            context: where they come from.
 
         Raises:
-            WiringError: key paths lead nowhere, or the mask does not fit; names key paths and shapes.
+            WiringError: the mask does not fit; names key paths and shapes.
             ShapeError: a shape does not fit the annotations of `from_values`.
         """
-        arguments = self.connect(context)
         with explained(self, type(self).from_values, arguments, context):
             if self.takes_mask:
-                arguments["mask"] = kept_and_real(arguments["mask"], context)[0]
+                arguments = {**arguments, "mask": kept_and_real(arguments["mask"], context)[0]}
             elif "mask" in arguments_of(type(self).from_values)[0]:
-                arguments["mask"] = all_kept(arguments)
+                arguments = {**arguments, "mask": all_kept(arguments)}
             return self.from_values(**arguments)
 
 

@@ -134,12 +134,6 @@ _CONCAT = Rule(
 )
 _MIN = _leafwise(jnp.minimum, functools.partial(_extreme, highest=True))
 _MAX = _leafwise(jnp.maximum, functools.partial(_extreme, highest=False))
-_STATE = Rule(
-    lambda a, b: a.merge(b),
-    lambda shapes: shapes._empty(),
-    lambda stacked: stacked.reduce(),
-    lambda state: state.finalize(),
-)
 
 
 def sum_field(*, exact: bool = False) -> Any:
@@ -240,23 +234,6 @@ def concat_field() -> Any:
         2.0
     """
     return eqx.field(converter=checked_rows, metadata={"merge": _CONCAT})
-
-
-def state_field() -> Any:
-    """A field that holds another state, merged by its own rules.
-
-    Example:
-        >>> import equikd as ek
-        >>> from equikd.metrics import Average
-        >>> class Pair(ek.metrics.State):
-        ...     left: Average = state_field()
-        ...     right: Average = state_field()
-        ...     def compute(self):
-        ...         return {"left": self.left.compute(), "right": self.right.compute()}
-        >>> Pair(Average.of(jnp.ones(2)), Average.of(jnp.zeros(2))).compute()["left"].item()
-        1.0
-    """
-    return eqx.field(metadata={"merge": _STATE})
 
 
 def static_field(**options: Any) -> Any:

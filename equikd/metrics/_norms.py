@@ -1,19 +1,18 @@
 """Norms of trees: how large the parameters, gradients or updates are, in all and leaf by leaf."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 
 from equikd.config import config
-from equikd.errors import WiringError, listing, message, nearest, report
+from equikd.errors import WiringError, message
 from equikd.metrics._base import Metric
 from equikd.metrics._elements import wide
+from equikd.metrics._nested import nested
 from equikd.metrics._state import State, sum_field
-from equikd.tree import matches, named_leaves, parse
+from equikd.tree import parse
 from equikd.typing import Array, Bool, Float, Int, Num, PyTree
-from equikd.wiring import KeyPath, place_of
+from equikd.wiring import KeyPaths, leaves_at
 
 
 class Norms(State):
@@ -39,14 +38,7 @@ class Norms(State):
         steps = self.steps.astype(self.total.dtype)
         if not self.leaves:
             return self.total / steps
-        results: OrderedDict[Any, Any] = OrderedDict(total=self.total / steps)
-        for path, norm in self.leaves.items():
-            *parents, name = parse(path)
-            place = results
-            for key in parents:
-                place = place.setdefault(key, OrderedDict())
-            place[name] = norm / steps
-        return results
+        return nested({"total": self.total / steps, **{path: norm / steps for path, norm in self.leaves.items()}})
 
 
 @config
@@ -57,18 +49,18 @@ class Norm(Metric):
     row that counts are left out; of no step it is nan.
 
     Example:
+        >>> from equikd.wiring import Context
         >>> grads = {"layers": [{"weight": jnp.array([3.0, 4.0]), "bias": jnp.array([12.0])}]}
-        >>> norms = lambda **options: Norm(tree="grads", **options).from_values(grads, jnp.ones(1, bool)).compute()
-        >>> norms().item()
+        >>> context = Context(grads=grads, mask=jnp.ones(1, bool))
+        >>> Norm("grads").from_context(context).compute().item()
         13.0
-        >>> norms(leaves=("**.weight",), per_leaf=True)["layers"][0]["weight"].item()
+        >>> Norm("grads.**.weight", per_leaf=True).from_context(context).compute()["layers"][0]["weight"].item()
         5.0
     """
 
-    tree: KeyPath
-    """Key path of any tree of arrays: `params`, `grads`, `updates`, `grads.encoder`, `batch.image`."""
-    leaves: tuple[str, ...] = ()
-    """Globs of the leaves' paths below `tree`, such as `**.weight` and `layers[*].bias`; none: all leaves."""
+    tree: KeyPaths
+    """Key path of any tree of arrays, such as `params`, `grads.encoder` and `batch.image`, or a pattern of the leaves:
+    `grads.**.weight`, `params.layers[*].bias`."""
     per_leaf: bool = False
     """Whether each leaf gives a result of its own."""
 
@@ -76,27 +68,14 @@ class Norm(Metric):
         """The norms in this step.
 
         Raises:
-            WiringError: no leaf fits the glob, with near paths; or a leaf is named as the total is.
+            WiringError: a leaf is named as the total is.
         """
-        every = named_leaves(tree)
-        idle = [glob for glob in self.leaves if not any(matches(glob, path) for path in every)]
-        if idle:
-            raise WiringError(report(f"{len(idle)} globs fit no leaf", [self._idle(glob, every) for glob in idle]))
-        globs = self.leaves or ("**",)
-        chosen = {path: leaf for path, leaf in every.items() if any(matches(glob, path) for glob in globs)}
-        if self.per_leaf and any(path and parse(path)[0] == "total" for path in chosen):
+        leaves = leaves_at(self.tree, tree)
+        if self.per_leaf and any(path and parse(path)[0] == "total" for path in leaves):
             what = f"{self.tree!r} has a part named 'total', as the norm of all leaves is"
             raise WiringError(message(what, fix=f"tree={self.tree + '.total'!r}"))
-        squares = {path: jnp.square(jnp.abs(wide(leaf))).sum() for path, leaf in chosen.items()}
+        squares = {path: jnp.square(jnp.abs(wide(leaf))).sum() for path, leaf in leaves.items()}
         counts = mask.any()
         norm = lambda square: jnp.where(counts, jnp.sqrt(square), jnp.zeros_like(square)).astype(jnp.float32)
         by_path = {path: norm(square) for path, square in squares.items() if path and self.per_leaf}
         return Norms(norm(sum(squares.values(), jnp.zeros(()))), by_path, counts.astype(jnp.int32))
-
-    def _idle(self, glob: str, paths: Iterable[str]) -> str:
-        return message(
-            f"{glob!r} fits no leaf of {self.tree!r}",
-            where=f"{place_of(self)}.leaves",
-            near=nearest(glob.replace("*", ""), paths),
-            expected=f"a glob of {listing(paths)}",
-        )

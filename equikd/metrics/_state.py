@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -33,7 +33,6 @@ from equikd.metrics._fields import CHOICES, Rule
 from equikd.metrics._fields import concat_field as concat_field
 from equikd.metrics._fields import max_field as max_field
 from equikd.metrics._fields import min_field as min_field
-from equikd.metrics._fields import state_field as state_field
 from equikd.metrics._fields import static_field as static_field
 from equikd.metrics._fields import sum_field as sum_field
 from equikd.metrics._fields import truncate_field as truncate_field
@@ -146,6 +145,39 @@ class State(eqx.Module):
         return structure.unflatten(finished)
 
 
+def _is_state(part: Any) -> bool:
+    return isinstance(part, State)
+
+
+def _each(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of states, applied to the states of a pytree."""
+    return lambda *trees: jax.tree.map(change, *trees, is_leaf=_is_state)
+
+
+_STATE = Rule(
+    _each(lambda a, b: a.merge(b)),
+    _each(lambda shapes: shapes._empty()),
+    _each(lambda stacked: stacked.reduce()),
+    _each(lambda state: state.finalize()),
+)
+
+
+def state_field() -> Any:
+    """A field that holds another state, or a pytree of states, each merged by its own rules.
+
+    Example:
+        >>> from equikd.metrics import Average
+        >>> class Pair(State):
+        ...     left: Average = state_field()
+        ...     right: Average = state_field()
+        ...     def compute(self):
+        ...         return {"left": self.left.compute(), "right": self.right.compute()}
+        >>> Pair(Average.of(jnp.ones(2)), Average.of(jnp.zeros(2))).compute()["left"].item()
+        1.0
+    """
+    return eqx.field(metadata={"merge": _STATE})
+
+
 def empty_state(shapes: T) -> T:
     """The identity of merge: the state of no rows at all.
 
@@ -169,7 +201,7 @@ def empty_state(shapes: T) -> T:
             raise WiringError(message("only states can be empty", got=repr(part), expected="ek.metrics.State"))
         return part._empty()
 
-    return jax.tree.map(empty, shapes, is_leaf=lambda part: isinstance(part, State))
+    return jax.tree.map(empty, shapes, is_leaf=_is_state)
 
 
 def fields_where(state: State, holds: Callable[[Rule], bool]) -> list[str]:
@@ -177,11 +209,21 @@ def fields_where(state: State, holds: Callable[[Rule], bool]) -> list[str]:
     children, _ = _children(state)
     found = []
     for (name, rule), child in zip(_rules(state), children, strict=True):
-        if isinstance(child, State):
-            found += [f"{name}.{inner}" for inner in fields_where(child, holds)]
-        elif holds(rule):
+        inner = [part for part in jax.tree.leaves(child, is_leaf=_is_state) if _is_state(part)]
+        found += [f"{name}.{path}" for part in inner for path in fields_where(part, holds)]
+        if not inner and holds(rule):
             found.append(name)
-    return found
+    return list(dict.fromkeys(found))
+
+
+def growing_fields(state: State) -> list[str]:
+    """Paths of the fields whose shape grows when states merge: `concat_field()` without a size."""
+    return fields_where(state, lambda rule: not rule.fixed)
+
+
+def gathered(states: Sequence[S]) -> S:
+    """One state from many, in their order."""
+    return functools.reduce(lambda a, b: a.merge(b), states)
 
 
 def _children(state: State) -> tuple[list[Any], Any]:

@@ -8,7 +8,7 @@ out. When all is well the traces of the step itself have seen it, and `check` is
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -20,15 +20,16 @@ from equikd.config import resolve
 from equikd.config._dataclass import fields_of, raw
 from equikd.data import Batch
 from equikd.errors import ConfigError, EquikdError, WiringError, message, report
-from equikd.evals import Eval, View, eval_context
+from equikd.evals import Eval, View, eval_context, transformed
 from equikd.losses import Loss, LossState
-from equikd.metrics import Metric
+from equikd.metrics import BaseMetric
+from equikd.metrics._wrappers import innermost
 from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
 from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
-from equikd.tree import join
+from equikd.tree import join, parse
 from equikd.typing import ShapeError
 from equikd.wiring import UNSET, Context, Unwired, key_paths, standing_at
 
@@ -58,16 +59,16 @@ def check_kinds(trainer: Any) -> None:
     parts: dict[tuple[str, ...], Any] = {(): (trainer.losses, trainer.metrics)}
     parts |= {("evals", name): (one.losses or {}, one.metrics or {}) for name, one in trainer.evals.items()}
     for where, (losses, metrics) in parts.items():
-        for part, owners, kind, example in (
-            ("losses", losses, Loss, "ek.losses.SquaredError(preds=..., targets=...)"),
-            ("metrics", metrics, Metric, "ek.metrics.Accuracy(preds=..., labels=...)"),
+        for part, owners, kind, word, example in (
+            ("losses", losses, Loss, "loss", "ek.losses.SquaredError(preds=..., targets=...)"),
+            ("metrics", metrics, BaseMetric, "metric", "ek.metrics.Accuracy(preds=..., labels=...)"),
         ):
             made = resolve(owners, root=trainer, path=join((*where, part)))
             errors += [
                 message(
-                    f"{join((*where, part, name))}: what it resolves to is no {kind.__name__.lower()}",
+                    f"{join((*where, part, name))}: what it resolves to is no {word}",
                     got=name_of(owner) if callable(owner) else f"a {type(owner).__name__}",
-                    expected=f"a config whose class derives from ek.{part}.{kind.__name__}, such as {example}",
+                    expected=f"a config whose class derives from ek.{part}.{word.capitalize()}, such as {example}",
                 )
                 for name, owner in made.items()
                 if not isinstance(owner, kind)
@@ -110,10 +111,24 @@ def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: Trai
 
     abstract(train, config, state, spec)
     for name, (one, eval_config, eval_spec) in evals.items():
-        errors += _eval_errors(name, one, eval_config, view_of(state), eval_spec, errors)
+        try:
+            view = eval_view(eval_config, state)
+        except EquikdError as error:
+            errors.append(f"{join(('evals', name))}.{error}")
+        except Exception as error:
+            error.add_note(join(("evals", name, "transform")))
+            raise
+        else:
+            errors += _eval_errors(name, one, eval_config, view, eval_spec, errors)
     if errors:
         unique = list(dict.fromkeys(errors))
         raise WiringError(report(f"{len(unique)} things are connected wrongly", unique))
+
+
+_INHERITED_FIX = {
+    "losses": "losses={...} of the eval itself; {} for none",
+    "metrics": "ek.metrics.SkipIfMissing(..., missing=...) if it may be absent, or metrics={...} of the eval itself",
+}
 
 
 def _eval_errors(name: str, one: Eval, config: Any, view: View, spec: Batch, known: list[str]) -> list[str]:
@@ -123,9 +138,13 @@ def _eval_errors(name: str, one: Eval, config: Any, view: View, spec: Batch, kno
 
     def trace(config: Any, view: View, spec: Batch) -> None:
         context = _predicted(lambda config: eval_context(config, view, spec), config, spec, view, shared)
-        for part in ("losses", "metrics"):
-            errors = shared if getattr(one, part) is None else own
+        for part, fix in _INHERITED_FIX.items():
+            errors: list[str] = []
             _check_owners(config, context, {}, errors, only=part)
+            if getattr(one, part) is None:
+                shared.extend(text + message("", fix=fix) if "leads nowhere" in text else text for text in errors)
+            else:
+                own.extend(errors)
 
     abstract(trace, config, view, spec)
     where, headlines = join(("evals", name)), [text.partition("\n")[0] for text in known]
@@ -242,8 +261,8 @@ def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:
 
 
 def _owner_message(error: Exception, owner: Any, context: Context, where: str) -> str:
-    method = type(owner).values if isinstance(owner, Loss) else type(owner).from_values
-    values, paths = owner.connect(context), key_paths(owner)
+    values, owner = owner.connect(context), innermost(owner)
+    method, paths = type(owner).values if isinstance(owner, Loss) else type(owner).from_values, key_paths(owner)
     annotations = {name: p.annotation for name, p in inspect.signature(method).parameters.items()}
     wanted = [f"{name}: {_spelled(a)}" for name, a in annotations.items() if a not in (inspect.Parameter.empty, Any)]
     return message(
@@ -268,14 +287,16 @@ def unwired(owner: Any, context: Context, where: str) -> list[str]:
     except Unwired as error:
         missing = context.preds is UNSET
         kept = [
-            (name, text) for name, text in error.errors if not (missing and _is_below_preds(key_paths(owner).get(name)))
+            (name, text)
+            for name, text in error.errors
+            if not (missing and _is_below_preds(key_paths(error.owner).get(name)))
         ]
-        return Unwired(owner, kept, error.unfilled).lines(where)
+        return Unwired(error.owner, kept, error.unfilled, error.below).lines(where)
     return []
 
 
 def _waits_for_predictions(owner: Any, context: Context) -> bool:
-    return context.preds is UNSET and any(map(_is_below_preds, key_paths(owner).values()))
+    return context.preds is UNSET and any(map(_is_below_preds, owner.reads().values()))
 
 
 def _is_below_preds(path: str | None) -> bool:
@@ -287,11 +308,22 @@ def view_of(state: TrainState) -> View:
     return View(state.step, state.model, state.model_state, state.extra, state.hyperparameter)
 
 
+def eval_view(config: Any, state: TrainState) -> View:
+    """Shapes of what an eval sees of a train state, its model transformed if the eval says so."""
+    view = view_of(state)
+    return view if config.transform is None else abstract(transformed, config, view)
+
+
 _INHERITED: "Cache[dict[str, list[str]]]" = Cache(most=128)
+_TRAINING = ("key", "params", "grads", "updates", "opt_state")
 
 
 def inherited(config: Any, state: TrainState, spec: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of the trainer's losses and metrics whose key paths exist in an eval on batches of these shapes."""
+    """Those of the trainer's losses and metrics that an eval on batches of these shapes should have.
+
+    Left out are those that read what only a training step computes. What else leads nowhere, such as labels that the
+    eval lacks, is for the check to refuse.
+    """
     view = view_of(state)
     names = _INHERITED.get(structure_key(config, view, spec), lambda: _inherited_names(config, view, spec))
     return ({n: config.losses[n] for n in names["losses"]}, {n: config.metrics[n] for n in names["metrics"]})
@@ -309,13 +341,25 @@ def _inherited_names(config: Any, view: View, spec: Batch) -> dict[str, list[str
         except Exception:  # whatever it is, the check of the eval says so
             pass
         losses = resolve(config.losses, root=config, path="losses")
-        names["losses"] += [n for n, loss in losses.items() if not unwired(loss, context, n)]
+        names["losses"] += [name for name, loss in losses.items() if not _of_training(loss, context, ())]
+        left_out = [("losses", name) for name in losses if name not in names["losses"]]
         context = context.replace(losses={name: _no_state() for name in names["losses"]})
         metrics = resolve(config.metrics, root=config, path="metrics")
-        names["metrics"] += [n for n, metric in metrics.items() if not unwired(metric, context, n)]
+        names["metrics"] += [name for name, metric in metrics.items() if not _of_training(metric, context, left_out)]
 
     abstract(trace, config, view, spec)
     return names
 
 
-__all__ = ["abstract", "check", "check_kinds", "inherited", "view_of"]
+def _of_training(owner: Any, context: Context, left_out: Collection[tuple[str, ...]]) -> bool:
+    """Whether a loss or metric reads what only a training step has; or the loss states that an eval leaves out."""
+    try:
+        owner.connect(context)
+    except Unwired as error:
+        paths = key_paths(error.owner)
+        missing = [parse(paths[name]) for name, _ in error.errors if name in paths]
+        return any(keys[0] in _TRAINING or keys[:2] in left_out for keys in missing)
+    return False
+
+
+__all__ = ["abstract", "check", "check_kinds", "eval_view", "inherited", "view_of"]

@@ -18,7 +18,7 @@ from equikd.config._resolve import references, target_of
 from equikd.config._values import Ref, is_part
 from equikd.errors import ConfigError, listing, message, nearest, report
 from equikd.losses import Loss
-from equikd.metrics import Metric
+from equikd.metrics import BaseMetric
 from equikd.model import static_floats
 from equikd.model._floats import spelled
 from equikd.tree import Path, get, join, matches, named_leaves, parse, update
@@ -33,17 +33,19 @@ class InStep:
     per_example: bool
     unmapped: tuple[str, ...]
     losses: dict[str, Loss]
-    metrics: dict[str, Metric]
+    metrics: dict[str, BaseMetric]
     optimizer: Any
     trainable: Any
     step: Any
     init_extra: Any
     trace: tuple[str, ...] | str
+    transform: Any = None
+    """Of an eval alone: see `Eval.transform`."""
     referred: dict[str, float | Any] = field(default_factory=dict)
     """Values from outside that references read, by path."""
 
 
-FIELDS = tuple(name for name in plans(InStep) if name != "referred")
+FIELDS = tuple(name for name in plans(InStep) if name not in ("referred", "transform"))
 
 
 def in_step(trainer: Any, **replaced: Any) -> InStep:
@@ -51,7 +53,7 @@ def in_step(trainer: Any, **replaced: Any) -> InStep:
 
     Args:
         trainer: the trainer.
-        **replaced: fields to take instead of the trainer's (an eval's losses and metrics).
+        **replaced: fields to take instead of the trainer's (an eval's losses, metrics and transform).
 
     Raises:
         ConfigError: references that lead nowhere, `trace` patterns without a match, or a float that must be pinned.

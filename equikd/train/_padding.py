@@ -16,7 +16,7 @@ def without_mask(config: Any) -> list[str]:
     return [name for name, metric in metrics.items() if not metric.takes_mask]
 
 
-def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool) -> None:
+def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool, num_batches: int | None = None) -> None:
     """Refuse metrics without a mask on arrays whose last batch will be padded.
 
     Args:
@@ -24,11 +24,14 @@ def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool) -
         where: config path of the metrics' owner, with a dot after it, or empty.
         data: its pipeline; of other pipelines than `InMemory` only their batches show whether they pad.
         training: whether the data is read for training, which drops a ragged end by default.
+        num_batches: how many batches are read; None: all.
 
     Raises:
         WiringError: naming the metrics, the rows and the batch size.
     """
-    if isinstance(data, InMemory) and not (training and data.drop_remainder) and data.rows % data.batch_size:
+    if not isinstance(data, InMemory) or (training and data.drop_remainder):
+        return
+    if data.rows % data.batch_size and (num_batches is None or num_batches > data.rows // data.batch_size):
         names = without_mask(config)
         if names:
             raise _error(names, where, f"{data.rows} rows in batches of {data.batch_size}")

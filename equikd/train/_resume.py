@@ -27,6 +27,7 @@ from equikd.train._leaves import cut, differences, entry_of, named
 from equikd.train._loop import Output, Pending, run_eval
 from equikd.train._rows import check_rows, name_for_old, read_records
 from equikd.train._setup import Setup
+from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper
 from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
 from equikd.tree import items, join, parse
@@ -74,14 +75,49 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
                 fix="raise num_steps, or train in a new work directory",
             )
         )
-    state = _arrays(setup.state)
     accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
+    whole, interval, seconds = _read(directory, store, setup, step, changed, accumulators)
+    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, seconds)
+
+
+def state_at(
+    directory: RunDirectory, store: CheckpointStore, setup: Setup, changed: str, step: int | None
+) -> TrainState:
+    """The train state of a checkpoint.
+
+    Args:
+        directory: the run directory; nothing is written there.
+        store: its checkpoints.
+        setup: the experiment as it is now.
+        changed: what differs from config.json, for the error.
+        step: updates made; None: the newest checkpoint.
+
+    Raises:
+        CheckpointError: there is none of that step; or it does not fit the model or optimizer, or cannot be read.
+    """
+    steps = store.steps()
+    if not steps or step not in (None, *steps):
+        what = f"there is no checkpoint of step {step}" if step is not None else "there is no checkpoint yet"
+        near = [str(one) for one in sorted(steps, key=lambda one: abs(one - (step or 0)))[:1]]
+        there = listing(steps) if steps else "none"
+        raise CheckpointError(message(what, where=str(directory.checkpoints), expected=f"one of {there}", near=near))
+    return _read(directory, store, setup, steps[-1] if step is None else step, changed, None)[0]
+
+
+def _read(
+    directory: RunDirectory, store: CheckpointStore, setup: Setup, step: int, changed: str, accumulators: Any
+) -> tuple[TrainState, Any, float]:
+    """State and accumulators of a checkpoint (None where these do not fit the template), and the seconds up to it."""
+    state = _arrays(setup.state)
     saved, seconds = _saved_document(directory, store, step)
     lines = differences(_below(saved, "state"), _entries(named({"state": state})), "checkpoint")
     if lines:
         raise _misfit(directory, step, lines, changed)
-    fits = not differences(_below(saved, "accumulators"), _entries(named({"accumulators": accumulators})), "checkpoint")
-    template = accumulators if fits else _nested(_below(saved, "accumulators")).get("accumulators", {})
+    kept = _below(saved, "accumulators")
+    fits = accumulators is not None and not differences(
+        kept, _entries(named({"accumulators": accumulators})), "checkpoint"
+    )
+    template = accumulators if fits else _nested(kept).get("accumulators", {})
     try:
         arrays, facts = store.restore(step, {"state": state, "accumulators": template})
     except CheckpointError as error:
@@ -90,8 +126,8 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
     if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
         whole = eqx.tree_at(lambda state: state.key, whole, key)
-    interval = arrays["accumulators"] if fits else None  # of other losses or metrics: the interval begins anew here
-    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, seconds)
+    # Accumulators of other losses or metrics: the interval begins anew here.
+    return whole, arrays["accumulators"] if fits else None, seconds
 
 
 def _is_array(leaf: Any) -> bool:
@@ -237,6 +273,14 @@ def tell(directory: RunDirectory, setup: Setup, start: int, changed: str) -> Non
     sys.stderr.write(text + (f", with a changed config:\n{changed}\n" if changed else "\n"))
 
 
+def tell_changed(trainer: Any, workdir: Any) -> None:
+    """Say on the standard error how a trainer differs from the config.json of a run, if it does."""
+    directory = RunDirectory.open(workdir)
+    changed = changes(directory.config_text(), trainer, to_json(trainer, unloadable=True))
+    if changed:
+        sys.stderr.write(f"{directory.path} was trained with another config:\n{changed}\n")
+
+
 def tell_unloadable(directory: RunDirectory, trainer: Any) -> None:
     """Say on the standard error why `from_json` will refuse this config.json, if so; the config itself trains."""
     try:
@@ -257,7 +301,7 @@ def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path)
         output.latest |= {f"train/{name}": value for name, value in rows["train"].metrics.items()}
     elif not _is_empty(interval, Stepper.empty(setup.config, setup.state, setup.spec)):
         output.write(Pending(setup.num_steps, "train", interval))
-    for one in setup.evals:
+    for one in (one for one in setup.evals if one.when.due(setup.num_steps, last=True)):
         (silent if one.name in rows else output).write(
             Pending(setup.num_steps, one.name, run_eval(one, stepper.borrow()[0]))
         )
@@ -304,6 +348,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return {key: _frozen(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-
-__all__ = ["Restored", "begin", "changes", "restored", "results_again", "tell", "tell_unloadable"]

@@ -14,16 +14,17 @@ from equikd.config import resolve, validate
 from equikd.config._resolve import check_references
 from equikd.data import Batch, Pipeline, pipeline
 from equikd.errors import message
-from equikd.evals import Eval, View, eval_batch
+from equikd.evals import Eval, eval_batch
 from equikd.metrics import Aux
 from equikd.metrics._aux import check_results
 from equikd.model._floats import NEEDS_VALUE, explain
 from equikd.sharding import check_processes
 from equikd.train._cache import Cache, structure_key
-from equikd.train._check import abstract, check, check_kinds, inherited, view_of
+from equikd.train._check import abstract, check, check_kinds, eval_view, inherited, view_of
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._padding import refuse_padding
+from equikd.train._skipped import refuse_skipped
 from equikd.train._state import TrainState
 from equikd.train._stepper import program_for, step_of
 from equikd.tree import join, named_leaves
@@ -35,21 +36,17 @@ class PreparedEval:
 
     Attributes:
         name: its name, the split of its results.
-        config: the part of the trainer that its step uses, with the eval's losses and metrics.
-        every: steps between two runs; None: only at the end.
+        config: the part of the trainer that its step uses, with the eval's losses, metrics and transform.
+        when: the eval, its plain fields resolved: when it runs, and on how many batches.
         data: its pipeline.
         empty: empty accumulators, on the host.
     """
 
     name: str
     config: InStep
-    every: int | None
+    when: Eval
     data: Pipeline
     empty: Aux
-
-    def due(self, step: int, last: bool) -> bool:
-        """Whether to run after `step` updates."""
-        return last or (self.every is not None and step % self.every == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +108,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     opened = {name: pipeline(e.data, root=trainer, path=join(("evals", name, "data"))) for name, e in evals.items()}
     specs = {name: p.spec() for name, p in opened.items()}
     try:
-        program_for(config, state, spec)
+        program = program_for(config, state, spec)
         made = [_eval(trainer, config, name, evals[name], opened[name], specs[name], state) for name in sorted(evals)]
     except Exception as error:
         # Something is wrong; look at all of it, so that one report names every wrong key path.
@@ -122,7 +119,10 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
         raise
     refuse_padding(config, "", data, training=True)
     for one in made:
-        refuse_padding(one.config, join(("evals", one.name)) + ".", one.data, training=False)
+        where, most = join(("evals", one.name)) + ".", one.when.num_batches
+        refuse_padding(one.config, where, one.data, training=False, num_batches=most)
+    empties = {one.name: (one.empty, specs[one.name]) for one in made}
+    refuse_skipped(trainer, program.empty, spec, empties)
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
 
 
@@ -150,7 +150,7 @@ def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spe
         own_losses, own_metrics = inherited(config, state, spec)
         losses = own_losses if losses is None else losses
         metrics = own_metrics if metrics is None else metrics
-    return in_step(trainer, losses=losses, metrics=metrics)
+    return in_step(trainer, losses=losses, metrics=metrics, transform=one.transform)
 
 
 _EMPTY: "Cache[Aux]" = Cache(most=128)
@@ -160,9 +160,9 @@ def _eval(
     trainer: Any, config: InStep, name: str, one: Eval, data: Pipeline, spec: Batch, state: TrainState
 ) -> PreparedEval:
     own = _eval_config(trainer, config, name, state, spec)
-    view: View = view_of(state)
 
     def checked_empty() -> Aux:
+        view = eval_view(own, state)
         empty = abstract(eval_batch, own, view, spec).empty()
         try:
             check_results(empty)
@@ -171,6 +171,10 @@ def _eval(
             raise
         return empty
 
-    empty = _EMPTY.get(structure_key(own, view, spec), checked_empty)
-    every = resolve(one.every, root=trainer, path=join(("evals", name, "every")))
-    return PreparedEval(name, own, every, data, empty)
+    empty = _EMPTY.get(structure_key(own, view_of(state), spec), checked_empty)
+    fields = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name in _WHEN}
+    when = dataclasses.replace(one, **resolve(fields, root=trainer, path=join(("evals", name))))
+    return PreparedEval(name, own, validate(when), data, empty)
+
+
+_WHEN = ("every", "at", "final", "num_batches")

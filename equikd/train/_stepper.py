@@ -66,7 +66,9 @@ class Program:
         _, shapes = jax.eval_shape(pure, jax.tree.leaves(arrays), jax.tree.leaves(config), batch)
         self.aux_tree, self.aux_static = traced["aux_tree"], traced["aux_static"]
         self.changed: list[bool] = traced["changed"]
-        self._empty = jax.tree.leaves(eqx.filter(self._aux(shapes).empty(), is_array))
+        aux = self._aux(shapes)
+        aux.check_fixed()
+        self._empty = jax.tree.leaves(eqx.filter(aux.empty(), is_array))
         check_results(self.empty)
         self._layout = layout_of(self._empty)
         self._fresh = self.packed(self._empty)

@@ -17,17 +17,17 @@ from equikd.data import Batch, as_batch
 from equikd.errors import ConfigError, DataError, listing, message, nearest
 from equikd.evals import Eval, eval_context
 from equikd.losses import Loss
-from equikd.metrics import Metric
+from equikd.metrics import BaseMetric
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
-from equikd.train._directory import RunDirectory, environment_facts
+from equikd.train._directory import RunDirectory, RunDirectoryError, environment_facts
 from equikd.train._exhausted import memory_explained
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._lock import locked
 from equikd.train._loop import Output, Saving, loop, read, run_eval
 from equikd.train._progress import Console
-from equikd.train._resume import begin, changes, restored, results_again, tell, tell_unloadable
+from equikd.train._resume import begin, changes, restored, results_again, state_at, tell, tell_unloadable
 from equikd.train._setup import Setup, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
@@ -82,7 +82,7 @@ class Trainer:
     """Arguments from the batch that are the same for each example."""
     losses: dict[str, Loss] = field(default_factory=dict)
     """Loss name -> loss; the total is the sum of weight x mean."""
-    metrics: dict[str, Metric] = field(default_factory=dict)
+    metrics: dict[str, BaseMetric] = field(default_factory=dict)
     """Metric name -> metric, exact over each logging interval."""
     optimizer: Any
     """A node that makes an optax optimizer."""
@@ -196,6 +196,31 @@ class Trainer:
             run = Run(directory.path, text, setup.num_steps, start)
             opened = begin(directory, writers, run, environment_facts(setup.seed))
             return self._run(setup, stepper, batches, opened, run, store, seconds)
+
+    def restore(
+        self, workdir: Any, step: int | None = None, *, model: Any = None, model_state: Any = None
+    ) -> TrainState:
+        """The train state of a checkpoint, to evaluate or to look into; the run directory is only read.
+
+        Args:
+            workdir: the directory of a run of this trainer; it may be at work.
+            step: of which checkpoint; None: the newest.
+            model: where `self.model` is None, a live model of the structure of the saved one.
+            model_state: its `eqx.nn.State`.
+
+        Raises:
+            EquikdError: something is wrong with the experiment.
+            RunDirectoryError: there is no run, or it is broken.
+            CheckpointError: there is no checkpoint of that step; or it is broken, or of another model or optimizer.
+        """
+        directory = RunDirectory.open(workdir)
+        directory.check()
+        if not directory.exists:
+            raise RunDirectoryError(message(f"{directory.path} holds no run", fix="train one there first"))
+        setup = prepare(self, model, model_state)
+        changed = changes(directory.config_text(), self, to_json(self, unloadable=True))
+        with CheckpointStore(directory.checkpoints, keep=1) as store:
+            return state_at(directory, store, setup, changed, step)
 
     def evaluate(self, state: TrainState, *names: str) -> dict[str, float]:
         """Results of the evals for a state, such as one of a loop of one's own.

@@ -261,7 +261,7 @@ def test_negative_indices_and_attributes_are_read() -> None:
 
 def test_nothing_trained_and_evals_without_results_are_warnings() -> None:
     without = {"x": DATA["x"]}
-    evals = {"bare": ek.evals.Eval(data=ek.data.InMemory(without, batch_size=4))}
+    evals = {"bare": ek.evals.Eval(data=ek.data.InMemory(without, batch_size=4), losses={})}
     losses = {"mse": ek.losses.SquaredError(preds="preds.out", targets="batch.y")}
     found = ek.inspect.check(make(trainable=(), losses=losses, metrics={}, evals=evals, trace="all"))
     assert "trainable: nothing is trained" in found.warnings

@@ -38,19 +38,25 @@ def test_equals_optax_and_numpy(seed):
 
 
 def test_globs_choose_leaves():
-    weights = results(Norm(tree="params", leaves=("**.weight",), per_leaf=True), MODEL)
+    weights = results(Norm("params.**.weight", per_leaf=True), MODEL)
     assert set(weights) == {"norm/total", "norm/layers[0].weight", "norm/layers[1].weight"}
     both = np.hypot(weights["norm/layers[0].weight"], weights["norm/layers[1].weight"])
     np.testing.assert_allclose(weights["norm/total"], both, rtol=1e-6)
-    part = results(Norm(tree="params.layers", leaves=("[0].*", "[1].bias"), per_leaf=True), MODEL)
-    assert set(part) == {"norm/total", "norm/[0].weight", "norm/[0].bias", "norm/[1].bias"}
-    assert set(results(Norm(tree="params.layers[0].bias", per_leaf=True), MODEL)) == {"norm"}
+    part = results(Norm("params.layers.*.bias", per_leaf=True), MODEL)
+    assert set(part) == {"norm/total", "norm/[0].bias", "norm/[1].bias"}
+    assert set(results(Norm("params.layers[0].bias", per_leaf=True), MODEL)) == {"norm"}
+    assert results(Norm("params.**"), MODEL) == results(Norm("params"), MODEL)
 
 
-def test_a_glob_that_fits_nothing_is_an_error(snapshot):  # case 15
+@pytest.mark.parametrize("pattern", ["params.**.wieght", "params.weight*", "params.layer[*].weight", "**.weight"])
+def test_a_glob_that_fits_nothing_is_an_error(pattern, snapshot):  # case 15
     with pytest.raises(WiringError) as error:
-        results(Norm(tree="params", leaves=("**.weight", "layer[*].weight", "**.biass")), MODEL)
-    snapshot("norm_globs", str(error.value))
+        results(Norm(pattern), MODEL)
+    name = pattern.translate(str.maketrans({"*": "_", ".": "_", "[": "_", "]": None}))
+    snapshot(f"norm_glob{name}", str(error.value))
+
+
+def test_a_leaf_that_is_named_as_the_total_is_an_error():
     with pytest.raises(WiringError, match="named 'total'"):
         results(Norm(tree="params", per_leaf=True), {"total": jnp.ones(2)})
 

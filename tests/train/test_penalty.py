@@ -9,7 +9,7 @@ from tests.train._small import quick
 
 def test_a_penalty_on_the_parameters_trains() -> None:
     """Its gradient is twice the parameter; the bias is left out by the pattern."""
-    penalty = ek.losses.ParameterL2(paths=("**.weight",))
+    penalty = ek.losses.ParameterL2("params.**.weight")
     trainer = quick(losses={"l2": penalty}, metrics={}, num_steps=1, optimizer=ek.lazy(optax.sgd)(0.25))
     before, after = trainer.init().params(), trainer.train().state.params()
     np.testing.assert_allclose(after.first.weight, 0.5 * before.first.weight, rtol=1e-6)
