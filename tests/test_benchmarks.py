@@ -3,10 +3,12 @@
 import itertools
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from benchmarks import _timing as timing
+from benchmarks import metrics
 
 
 def test_every_contestant_has_one_turn_a_round_and_the_warmup_is_thrown_away() -> None:
@@ -71,3 +73,14 @@ def test_a_figure_that_is_no_number_is_refused() -> None:
 def test_quick() -> None:
     assert timing.quick("what it measures", ["--quick"])
     assert not timing.quick("what it measures", [])
+
+
+def test_contestants_of_the_sums_compute_the_same() -> None:
+    draw = np.random.default_rng(0)
+    columns = {name: draw.normal(size=(3, metrics.ROWS)).astype(np.float32) for name in "ab"}
+    masks = draw.random((3, metrics.ROWS)) < 0.5
+    for name, scan in metrics.SCANS.items():
+        for column, result in jax.jit(scan)(columns, masks).items():
+            expected = columns[column].mean(dtype=np.float64, where=masks)
+            np.testing.assert_allclose(metrics.mean_of(result), expected, rtol=1e-4, err_msg=name)
+    assert len(metrics.TEN) == 10

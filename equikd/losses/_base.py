@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from equikd.config import config, resolve
 from equikd.config._values import is_node
 from equikd.errors import ConfigError, message
-from equikd.metrics import State, sum_field
+from equikd.metrics import State, TwoFloat, sum_field
 from equikd.metrics._average import masked_sum
 from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
 from equikd.optim import Schedule
@@ -39,8 +39,10 @@ _WITH_BATCH_AXIS = ("batch", "preds", "interms")
 class LossState(State):
     """The mean of a loss over the rows that count, as sum and count.
 
+    The sums of batches are added with their rounding errors, as in `Average`: the loss of a long run does not drift.
+
     Attributes:
-        total: sum of the unweighted values, float32 (float64 for 64-bit values).
+        exact: sum of the unweighted values, float32 (float64 for 64-bit values) and its error; a plain array will do.
         count: what the sum is divided by, int32.
 
     Example:
@@ -48,8 +50,13 @@ class LossState(State):
         1.5
     """
 
-    total: Inexact[Array, ""] = sum_field()
+    exact: TwoFloat = sum_field(exact=True)
     count: Int[Array, ""] = sum_field()
+
+    @property
+    def total(self) -> Inexact[Array, ""]:
+        """The sum as a plain number."""
+        return self.exact.value
 
     def mean(self) -> Inexact[Array, ""]:
         """The training loss, total / count to the bit, and 0 where nothing counts, finite like its gradient."""
@@ -137,7 +144,7 @@ class Loss(abc.ABC):
             total, count = masked_sum(values, mask)
             if self.normalize_by == "values":
                 count = masked_sum(values, _everything(mask, real))[1]
-            return LossState(total, count)
+            return LossState(TwoFloat.of(total), count)
 
     @final
     def weight_at(self, step: Any) -> Any:

@@ -11,19 +11,25 @@ from jaxtyping import Array, Float, Int
 
 from equikd.errors import WiringError, message
 from equikd.metrics._state import State, empty_state, gathered, growing_fields, max_field, sum_field
+from equikd.metrics._sums import TwoFloat
 from equikd.tree import named_leaves
 
 
 class StepTotals(State):
-    """Weighted losses summed over steps; the total of an interval is the mean of its steps' totals."""
+    """Weighted losses summed over steps; the total of an interval is the mean of its steps' totals.
 
-    terms: dict[str, Float[Array, ""]] = sum_field()
+    Attributes:
+        terms: loss name -> sum of its weighted means and its error; plain arrays will do.
+        steps: how many steps were summed.
+    """
+
+    terms: dict[str, TwoFloat] = sum_field(exact=True)
     steps: Int[Array, ""] = sum_field()
 
     def weighted(self, means: dict[str, Any]) -> dict[str, Any]:
         """Weighted mean of each loss over the steps."""
         del means
-        return {name: term / self.steps for name, term in self.terms.items()}
+        return {name: term.value / self.steps.astype(term.high.dtype) for name, term in self.terms.items()}
 
     def compute(self) -> Any:
         """The total."""

@@ -4,13 +4,14 @@
         ek.testing.check_loss(MyLoss(preds="preds", targets="batch.y"))
 
 The laws of `check_metric` hold for the state of a loss, which is trained and reported over batches and micro-batches.
-Two more are about its gradient: it is finite, though padding holds nan; and it is the gradient of the rows that count
-alone, so it is 0 for the others. A loss that couples the rows of a batch (`depends_on = "batch"`) is not split.
+More are about its gradient: it is finite, though padding holds nan; it is that of the rows that count alone, so it is
+0 for the others; and it is the sum over *micro-batches* of the gradients of total / count, where the total is that of
+the micro-batch, and the count that of all rows. A loss that couples the rows of a batch (`depends_on = "batch"`) is not
+split.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,48 +21,37 @@ from equikd.errors import message
 from equikd.losses import Loss
 from equikd.metrics import State
 from equikd.testing._batches import Batch, Drawn
-from equikd.testing._metrics import Broken, Laws, instance_of, run
+from equikd.testing._laws import Broken, Laws
 from equikd.testing._parts import DrawError
+from equikd.testing._running import LawOptions, all_options, instance_of, run
 from equikd.tree import parse
 from equikd.wiring import Context, key_paths
 
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
+def check_loss(loss: Any, **options: Unpack[LawOptions]) -> None:
+    """Check that a loss and its gradient are exact whatever the batches, the padding and the devices.
 
-def check_loss(
-    loss: Any,
-    *,
-    axes: "Mapping[str, SearchStrategy[Any]] | None" = None,
-    where: Callable[..., bool] | None = None,
-    given: "Mapping[str, SearchStrategy[Any]] | None" = None,
-    values: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] | None = None,
-    shared: Collection[str] = (),
-    examples: int = 5,
-    rtol: float = 1e-5,
-) -> None:
-    """Check that a loss and its gradient are exact whatever the batches and the padding.
+    That devices do not matter is checked where there are several; a CPU is eight if the environment variable
+    `XLA_FLAGS=--xla_force_host_platform_device_count=8` is set before JAX starts.
 
     Args:
         loss: the loss, or its class, of which an instance is drawn. Arguments are drawn from the annotations of
             `values`, and masked by rows, as padding is. Gradients are those by arguments whose key path does not lead
             into `batch`, or by all where each does.
-        axes: axis name -> strategy, as in `arguments`.
-        where: predicate of axis names, as in `arguments`.
-        given: argument -> strategy of its value or shape, as in `arguments`.
-        values: argument -> function of a numpy generator and a shape that makes its values, as in `check_metric`.
-        shared: arguments without an axis of rows, such as parameters.
-        examples: how many shapes of batches are drawn, two batches of each.
-        rtol: relative tolerance, where sums round.
+        **options: what is drawn and how much of it, `axes`, `where`, `given`, `values`, `shared`, `examples` and
+            `rtol`; `ek.testing.LawOptions` describes each.
 
     Raises:
         AssertionError: a law is broken; the text has the law, the batch and both values.
         DrawError: annotations or options from which nothing can be drawn.
+        TypeError: an unknown option.
 
     Example:
         >>> from equikd.losses import SquaredError
         >>> check_loss(SquaredError(preds="preds", targets="batch.y"), examples=2)
     """
+    chosen = all_options("check_loss", options)
+    rtol = chosen["rtol"]
     loss = instance_of(loss)
     if not isinstance(loss, Loss):
         raise DrawError(message("check_loss checks a loss", got=repr(loss), expected="ek.losses.Loss"))
@@ -80,12 +70,14 @@ def check_loss(
             return rewired(jax.tree.leaves(arguments), mask, rows.rowed, rows.tree)
 
         has_rows = any(rows.rowed)
+        splits = has_rows and loss.depends_on != "batch"
         if has_rows and not drawn.stacked:
             _check_gradients(rewired, drawn, rtol)
-        Laws(of, traced, has_rows, has_rows and loss.depends_on != "batch", rtol).check(drawn)
+        if splits and not drawn.stacked:
+            _check_micro_batches(rewired, drawn, rtol)
+        Laws(of, traced, has_rows, splits, rtol).check(drawn)
 
-    options = {"axes": axes, "where": where, "given": given, "values": values, "shared": shared}
-    run(check, loss.values, options, examples)
+    run(check, loss.values, chosen)
 
 
 class _Rewired:
@@ -133,7 +125,7 @@ class _Rewired:
         def gradients(by: list[Any], rest: list[Any], mask: Any) -> Any:
             return jax.grad(lambda by: state(by, rest, mask).mean())(by)
 
-        key = what, batch.tree, tuple(batch.rowed), tuple(arrays), repr(others)
+        key = what, batch.tree, tuple(batch.rowed), tuple(arrays), tuple(floats), repr(others)
         program = self.programs.setdefault(key, jax.jit(state if what == "state" else gradients))
         by = [leaf for leaf, one in zip(batch.leaves, floats, strict=True) if one]
         rest = [leaf for leaf, one, trained in zip(batch.leaves, arrays, floats, strict=True) if one and not trained]
@@ -148,8 +140,7 @@ def _check_gradients(rewired: _Rewired, drawn: Drawn, rtol: float) -> None:
     batch = drawn.batch.filled(drawn.junk)
     told = f"{batch!r}\nmasked rows hold {drawn.junk}"
     kept = batch.mask
-    paths = jax.tree_util.tree_flatten_with_path(batch.arguments)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+    names = _names(batch)
     every = rewired.compiled("gradients", batch)
     alone = rewired.compiled("gradients", batch.take(kept)) if kept.any() else [None] * len(every)
     for name, rowed, gradient, subset in zip(names, batch.rowed, every, alone, strict=True):
@@ -166,3 +157,33 @@ def _check_gradients(rewired: _Rewired, drawn: Drawn, rtol: float) -> None:
         if not np.allclose(part, subset, rtol=rtol, atol=rtol / 10):
             what = f"the gradient by {name} is not that of the rows that count alone"
             raise Broken(message(what, where=told, got=f"{part.tolist()} and {subset.tolist()}"))
+
+
+def _check_micro_batches(rewired: _Rewired, drawn: Drawn, rtol: float) -> None:
+    """Ragged micro-batches, padded to the size of the whole, for which all programs are compiled already."""
+    batch, junk = drawn.batch, drawn.junk
+    cut = int(drawn.random.integers(1, batch.rows)) if batch.rows > 1 else 1
+    parts = [(slice(0, cut), batch.take(slice(0, cut)).padded(batch.rows - cut, junk))]
+    if cut < batch.rows:
+        parts.append((slice(cut, None), batch.take(slice(cut, None)).padded(cut, junk)))
+    parts.append((slice(0, 0), batch.nothing(junk)))
+    count = lambda part: max(int(rewired.compiled("state", part).count), 1)
+    whole, size = rewired.compiled("gradients", batch), count(batch)
+    added = [None if gradient is None else np.zeros_like(gradient) for gradient in whole]
+    for rows, part in parts:
+        factor = count(part) / size  # what is trained is total / count of this part alone
+        for total, gradient, rowed in zip(added, rewired.compiled("gradients", part), batch.rowed, strict=True):
+            if total is not None:
+                to = total[rows] if rowed else total
+                to += (gradient[: len(to)] if rowed else gradient) * factor
+    for name, total, gradient in zip(_names(batch), added, whole, strict=True):
+        if total is not None and not np.allclose(total, gradient, rtol=rtol, atol=rtol / 10):
+            what = f"the gradient by {name}, added over micro-batches, is not that of the whole batch"
+            sizes = f"micro-batches of {cut} and {batch.rows - cut} rows, and one of padding that holds {junk}"
+            got = f"{total.tolist()} and {gradient.tolist()}"
+            raise Broken(message(what, where=f"{batch!r}\n{sizes}", got=got))
+
+
+def _names(batch: Batch) -> list[str]:
+    paths = jax.tree_util.tree_flatten_with_path(batch.arguments)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]

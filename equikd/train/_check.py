@@ -22,7 +22,7 @@ from equikd.data import Batch
 from equikd.errors import ConfigError, EquikdError, WiringError, message, report
 from equikd.evals import Eval, View, eval_context, transformed
 from equikd.losses import Loss, LossState
-from equikd.metrics import BaseMetric
+from equikd.metrics import BaseMetric, TwoFloat
 from equikd.metrics._wrappers import innermost
 from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
 from equikd.model._floats import NEEDS_VALUE, line_of
@@ -239,7 +239,7 @@ def _check_owners(config: Any, context: Context, late: dict[str, Any], errors: l
 
 def _no_state() -> LossState:
     """In place of a loss that failed, so that metrics of it are not reported too."""
-    return LossState(jnp.zeros(()), jnp.zeros((), jnp.int32))
+    return LossState(TwoFloat.of(0.0), jnp.zeros((), jnp.int32))
 
 
 def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:

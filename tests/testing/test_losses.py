@@ -10,37 +10,11 @@ from equikd.config import config
 from equikd.losses import Loss
 from equikd.testing import DrawError
 from equikd.testing._losses import check_loss
-from equikd.typing import Array, Bool, Float
+from equikd.typing import Array, Bool, Float, Num
 from equikd.wiring import KeyPath
 
 b_axis = {"b": st.sampled_from([3, 4])}
 unit = lambda random, shape: random.random(shape)
-params = st.just({"w": jax.ShapeDtypeStruct((3, 2), "float32")})
-
-SHIPPED = [
-    (ek.losses.SquaredError(preds="preds", targets="batch.y"), {}),
-    (ek.losses.AbsoluteError(preds="preds", targets="batch.y"), {}),
-    (ek.losses.Huber(preds="preds", targets="batch.y"), {}),
-    (ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.y", label_smoothing=0.1), {}),
-    (ek.losses.SigmoidBinaryCrossEntropy(logits="preds", labels="batch.y"), {}),
-    (ek.losses.Focal(logits="preds", labels="batch.y"), {"values": {"labels": unit}}),
-    (ek.losses.Cosine(preds="preds", targets="batch.y"), {}),
-    (ek.losses.KLDivergence(logits="preds", targets="batch.y"), {"values": {"targets": unit}}),
-    (ek.losses.Contrastive(queries="preds.a", keys="preds.b"), {}),
-    (ek.losses.Value("preds"), {}),
-    (ek.losses.ParameterL2(), {"shared": ["params"], "given": {"params": params}}),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("loss", "options"), SHIPPED, ids=lambda one: type(one).__name__)
-def test_shipped_losses(loss, options):
-    check_loss(loss, examples=2, **options)
-
-
-def test_no_loss_is_left_out():
-    classes = {one for one in vars(ek.losses).values() if isinstance(one, type) and issubclass(one, Loss)}
-    assert classes - {Loss} == {type(loss) for loss, _ in SHIPPED}
 
 
 def test_a_class_is_drawn():
@@ -96,6 +70,25 @@ class StopsNothing(OfRows):
 
 
 @config
+class DividesByItsOwnRows(OfRows):
+    """A gradient that depends on how many rows of this batch count, as a mean inside of `values` would."""
+
+    def values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Float[Array, " b"]:
+        still = jax.lax.stop_gradient(x)
+        return still + (x - still) * mask.sum()
+
+
+@config
+class DividesByNone(OfRows):
+    """0 * nan in the gradient by what all rows share, where a batch holds no row that counts."""
+
+    scale: KeyPath = "params"
+
+    def values(self, x: Float[Array, " b"], scale: Float[Array, ""], mask: Bool[Array, " b"]) -> Float[Array, " b"]:
+        return x * scale * (mask.sum() / mask.sum())
+
+
+@config
 class WeighsByPosition(OfRows):
     def values(self, x: Float[Array, " b"]) -> Float[Array, " b"]:
         return x * x * jnp.arange(1.0, 1 + x.shape[0])
@@ -108,6 +101,8 @@ class WeighsByPosition(OfRows):
         (CoupledToPadding, "masked rows count|rows of padding change|not that of the rows that count"),
         (SteepAtZero, "the gradient by x is not finite"),
         (StopsNothing, "the gradient by x is not that of the rows that count alone"),
+        (DividesByItsOwnRows, "the gradient by x, added over micro-batches, is not that of the whole"),
+        (DividesByNone, "the gradient by scale(, added over micro-batches,)? is not"),
         (WeighsByPosition, r"masked rows count|of\(a \+\+ b\) is not of\(a\) \| of\(b\)"),
     ],
 )
@@ -121,6 +116,20 @@ def test_a_broken_law_is_found(loss, law):
 
 def test_a_loss_that_couples_the_rows_that_count_and_says_so():
     check_loss(Coupled(), axes=b_axis, examples=3)
+
+
+def test_floats_and_ints_in_turn():
+    """Programs are compiled for the arrays by which gradients are taken, floats alone."""
+
+    @config
+    class Squares(OfRows):
+        def values(self, x: Num[Array, " b"]) -> Float[Array, " b"]:
+            seen.add(jnp.issubdtype(x.dtype, jnp.floating))
+            return x.astype(jnp.float32) ** 2
+
+    seen = set()
+    check_loss(Squares(), axes=b_axis, examples=6)
+    assert seen == {True, False}
 
 
 def test_what_is_no_loss_is_told():

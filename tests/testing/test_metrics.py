@@ -50,7 +50,7 @@ class Sound(OfRows):
 
 
 def test_a_state_with_all_kinds_of_fields_is_sound():
-    check_metric(Sound(), axes=b_axis, examples=3)
+    check_metric(Sound(), axes=b_axis, examples=2)
 
 
 class Total(State):
@@ -215,20 +215,39 @@ def test_a_broken_law_is_found(metric, law):
     assert "mask=[" in str(caught.value)
 
 
-SHIPPED = {
-    ek.metrics.Mean: {},
-    ek.metrics.Accuracy: {},
-    ek.metrics.MeanSquaredError: {},
-    ek.metrics.Norm: {"shared": ["tree"]},
-    ek.metrics.Max: {},
-    ek.metrics.Variance: {},
-}
+@config
+class AveragesDevices(OfRows):
+    """The mean of the devices' means, where the rows can be spread over them."""
+
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Average:
+        devices = len(jax.devices())
+        if x.shape[0] % devices:
+            return Average.of(x, mask)
+        values, kept = jnp.where(mask, x, 0).reshape(devices, -1), mask.reshape(devices, -1)
+        means = values.sum(axis=1) / jnp.maximum(kept.sum(axis=1), 1)
+        return Average(TwoFloat.of(means.mean() * mask.sum()), mask.sum(dtype=jnp.int32))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", SHIPPED)
-def test_shipped_metrics(metric):
-    check_metric(metric, examples=2, **SHIPPED[metric])
+def test_a_mean_of_the_means_of_devices_is_found(monkeypatch):
+    with pytest.raises(AssertionError, match="automatic sharding over several devices gives another value") as caught:
+        check_metric(AveragesDevices(), axes=b_axis, examples=3)
+    assert "rows over 8 devices, " in str(caught.value)
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *args: one)
+    check_metric(AveragesDevices(), axes=b_axis, examples=1)  # on one device there is nothing to see
+
+
+def test_rows_are_spread_over_all_devices():
+    seen = []
+
+    @config
+    class Seen(OfRows):
+        def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Total:
+            jax.debug.inspect_array_sharding(x, callback=lambda sharding: seen.append(len(sharding.device_set)))
+            return Total(jnp.where(mask, x, 0).sum())
+
+    check_metric(Seen(), axes=b_axis, examples=1)
+    assert seen.count(8) == 1
 
 
 def test_values_can_be_given():
@@ -243,6 +262,15 @@ def test_values_can_be_given():
     check_metric(Probabilities(), axes=b_axis, values={"x": lambda random, shape: random.random(shape)}, examples=2)
     assert len(seen) > 10
     assert all(seen)
+
+
+def test_an_unknown_option_is_told(snapshot):
+    texts = []
+    for check in (check_metric, ek.testing.check_loss):
+        with pytest.raises(TypeError) as caught:
+            check(Sound(), axis=b_axis)
+        texts.append(str(caught.value))
+    snapshot("unknown_option", "\n".join(texts))
 
 
 def test_what_is_no_metric_or_no_argument_is_told():
