@@ -70,6 +70,7 @@ class Preflight:
         floats: config path -> `"traced"`, or `"static: ..."` with the reason.
         warnings: what is legal, but hardly meant.
         memory: bytes of the compiled step, where they were asked for.
+        accumulate: micro-batches in a step; `paths` are those of the whole batch.
     """
 
     paths: dict[str, Shape]
@@ -82,6 +83,7 @@ class Preflight:
     floats: dict[str, str]
     warnings: tuple[str, ...]
     memory: Memory | None = None
+    accumulate: int = 1
 
     @property
     def context(self) -> str:
@@ -139,6 +141,7 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
         floats=_floats(trainer, setup),
         warnings=(*_unread(setup, paths, readers), *_without_gradient(setup), *_idle(setup)),
         memory=memory_of(program_for(setup.config, setup.state, setup.spec), setup) if memory else None,
+        accumulate=setup.config.accumulate,
     )
 
 
@@ -175,7 +178,8 @@ def _paths(setup: Setup, readers: dict[str, tuple[str, ...]]) -> dict[str, Shape
                 return begin(config, state, spec, state.model)
         return apply_updates(config, state, loss_and_gradients(config, state, spec))[1]
 
-    return _shapes(run, setup.config, setup.state, setup.spec, readers=readers)
+    config = dataclasses.replace(setup.config, accumulate=1)  # predictions are named as for the whole batch
+    return _shapes(run, config, setup.state, setup.spec, readers=readers)
 
 
 def _eval_paths(setup: Setup, one: Any) -> dict[str, Shape]:

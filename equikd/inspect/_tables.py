@@ -75,7 +75,8 @@ def _leaves(leaves: "Leaves") -> str:
 
 def contexts(found: "Preflight", most: int | None = None) -> str:
     """What key paths can name, in training and in each eval; `most` rows for each name of the context."""
-    parts = [_context(found.paths, found, "Context of a training step (key path, shape, read by)", most)]
+    shape = "shape" if found.accumulate == 1 else f"shape over all {found.accumulate} micro-batches"
+    parts = [_context(found.paths, found, f"Context of a training step (key path, {shape}, read by)", most)]
     parts += [_context(paths, found, f"Context of the eval {name!r}", most) for name, paths in found.evals.items()]
     return "\n\n".join("\n".join(lines) for lines in parts)
 

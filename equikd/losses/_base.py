@@ -31,7 +31,7 @@ from equikd.metrics._base import all_kept, checked, connect, explained, is_numer
 from equikd.optim import Schedule
 from equikd.tree import parse
 from equikd.typing import Array, Bool, Inexact, Int
-from equikd.wiring import Context, KeyPath, arguments_of, key_paths
+from equikd.wiring import Context, KeyPath, arguments_of, key_paths, lookup
 
 _WITH_BATCH_AXIS = ("batch", "preds", "interms")
 
@@ -145,6 +145,31 @@ class Loss(abc.ABC):
             if self.normalize_by == "values":
                 count = masked_sum(values, _everything(mask, real))[1]
             return LossState(TwoFloat.of(total), count)
+
+    @final
+    def normaliser(self, context: Context) -> Int[Array, ""]:
+        """What the sum of the values is divided by, known before any prediction: it needs masks only.
+
+        Args:
+            context: holds `mask`, bool `b`, and what the loss's own mask names.
+
+        Returns:
+            The `count` of `from_context`, for values with the batch axis first; int32.
+
+        Raises:
+            WiringError: the key path of the mask leads nowhere, or the mask does not have the batch axis first.
+
+        Example:
+            >>> from equikd.losses import SquaredError
+            >>> loss = SquaredError(preds="preds", targets="batch.y", mask="batch.known")
+            >>> known = jnp.array([True, False, True])
+            >>> loss.normaliser(Context(batch={"known": known}, mask=jnp.array([True, True, False]))).item()
+            1
+        """
+        own = None if self.mask is None else lookup(context, self.mask)
+        with explained(self, type(self).values, {"mask": own}, context):
+            mask, real = kept_and_real(own, context)
+        return (_everything(mask, real) if self.normalize_by == "values" else mask).sum(dtype=jnp.int32)
 
     @final
     def weight_at(self, step: Any) -> Any:

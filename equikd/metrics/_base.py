@@ -20,7 +20,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +78,10 @@ class Metric(BaseMetric):
         >>> Largest(x="batch").from_context(context).compute().item()
         2.0
     """
+
+    couples_rows: ClassVar[bool] = False
+    """Whether the state of a batch is another one than its parts' merged, as that of a norm in each step is. On the
+    predictions of a step that accumulates gradients over micro-batches, such a metric is refused."""
 
     mask: KeyPath | None = "mask"
     """Which rows (or elements of rows) count, bool; None: all of them, which padded data refuses."""

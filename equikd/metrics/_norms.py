@@ -58,6 +58,8 @@ class Norm(Metric):
         5.0
     """
 
+    couples_rows = True
+
     tree: KeyPaths
     """Key path of any tree of arrays, such as `params`, `grads.encoder` and `batch.image`, or a pattern of the leaves:
     `grads.**.weight`, `params.layers[*].bias`."""

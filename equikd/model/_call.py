@@ -157,6 +157,7 @@ def call(
     key: jax.Array | None = None,
     model_state: Any = None,
     inference: bool = False,
+    whole: Context | None = None,
 ) -> tuple[Any, Any]:
     """The model's output on the batch of a context.
 
@@ -166,9 +167,11 @@ def call(
         inputs: argument -> key path.
         per_example: map over the batch axis; False for a model that takes whole batches.
         unmapped: arguments that are the same for each example although they come from the batch.
-        key: a PRNG key, split into one for each example; None in inference, where an argument `key` gets None.
+        key: a PRNG key, split into one for each example, or `b` keys, one for each; None in inference, where an
+            argument `key` gets None.
         model_state: the model's `eqx.nn.State`, or None; stays valid.
         inference: switch dropout, normalisation and the like to inference mode.
+        whole: where `context` holds some rows of a batch, that of the whole batch: what is `unmapped` comes from there.
 
     Returns:
         `(preds, model_state)`: preds with the batch axis first; non-array outputs as the model gave them.
@@ -188,6 +191,9 @@ def call(
         model = eqx.nn.inference_mode(model)
     parameters, stateful = parameters_of(model), model_state is not None
     arguments = inputs_of(model, inputs, context, unmapped=unmapped, stateful=stateful)
+    if whole is not None and unmapped:
+        of_all = inputs_of(model, inputs, whole, unmapped=unmapped, stateful=stateful)
+        arguments |= {name: of_all[name] for name in unmapped}
     filled = input_paths(model, inputs, stateful=stateful)
     paths = {name: path for name, (path, _) in filled.items()}
     sources = {name: f"{where} = {path!r}" for name, (path, where) in filled.items()}
@@ -207,7 +213,7 @@ def call(
         return _output_and_state(model, out) if threads else (out, model_state)
 
     size = context.mask.shape[0]
-    keys = {name: jax.random.split(value, size) for name, value in keys.items()}
+    keys = {name: value if _has_rows(value) else jax.random.split(value, size) for name, value in keys.items()}
     axes = {name: eqx.if_array(0) if _is_mapped(paths[name]) and name not in unmapped else None for name in arguments}
 
     def one(arguments: dict[str, Any], keys: dict[str, Any]) -> Any:
@@ -250,6 +256,11 @@ def _output_and_state(model: Any, out: Any) -> tuple[Any, Any]:
             fix="return the output and the new eqx.nn.State",
         )
     )
+
+
+def _has_rows(key: jax.Array) -> bool:
+    """Whether it is many keys; an old-style one is an array of two numbers itself."""
+    return key.ndim > (0 if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else 1)
 
 
 def _is_mapped(path: str) -> bool:

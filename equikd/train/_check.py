@@ -29,6 +29,7 @@ from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
+from equikd.train._uncoupled import refusals
 from equikd.tree import join, parse
 from equikd.typing import ShapeError
 from equikd.wiring import UNSET, Context, Unwired, key_paths, standing_at
@@ -105,6 +106,7 @@ def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: Trai
         if config.step is not None:
             return  # a step of one's own may use what it likes
         context = _predicted(lambda config: forward(config, state, spec), config, spec, state, errors)
+        errors.extend(refusals(config, context, rows=spec.mask.shape[0]))
         params, _ = split(state.model, state.trainable)
         late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
         _check_owners(config, context.replace(params=params), late, errors)

@@ -42,7 +42,7 @@ def advice(setup: Setup) -> str:
         got=f"batches of {batch_size(setup.spec)} rows; the largest leaves:\n" + "\n".join(rows),
         fix="a smaller batch_size, of train_data or of the eval's data\n"
         "recompute activations (remat): eqx.filter_checkpoint around the layers\n"
-        "accumulate the gradients of small batches: ek.lazy(optax.MultiSteps)(optimizer, every_k_schedule=...)\n"
+        f"accumulate the gradients of micro-batches: Trainer(accumulate={2 * setup.config.accumulate})\n"
         "`equikd check MODULE --memory` tells the bytes of the step before it runs",
     )
 

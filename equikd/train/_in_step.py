@@ -38,6 +38,7 @@ class InStep:
     trainable: Any
     step: Any
     init_extra: Any
+    accumulate: int
     trace: tuple[str, ...] | str
     transform: Any = None
     """Of an eval alone: see `Eval.transform`."""

@@ -150,7 +150,7 @@ def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spe
         own_losses, own_metrics = inherited(config, state, spec)
         losses = own_losses if losses is None else losses
         metrics = own_metrics if metrics is None else metrics
-    return in_step(trainer, losses=losses, metrics=metrics, transform=one.transform)
+    return in_step(trainer, losses=losses, metrics=metrics, transform=one.transform, accumulate=1)
 
 
 _EMPTY: "Cache[Aux]" = Cache(most=128)

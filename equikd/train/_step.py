@@ -17,6 +17,7 @@ from equikd.data import Batch, as_batch
 from equikd.losses import replace_masked
 from equikd.metrics import Aux, StepTotals
 from equikd.model import call, with_hyperparameters
+from equikd.train._accumulate import accumulated
 from equikd.train._core import update, value_and_gradients
 from equikd.train._init import optimizer_of
 from equikd.train._state import TrainState, split, strong
@@ -94,13 +95,16 @@ def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
         batch: a `Batch`, or a bare pytree.
 
     Returns:
-        A context with all that a step computes before its update: preds, losses, params, grads.
+        A context with all that a step computes before its update: preds, losses, params, grads. With `accumulate` the
+        predictions are never there all at once: in their place, it holds the states of the metrics that read them.
 
     Raises:
         WiringError: key paths lead nowhere.
     """
     batch = as_batch(batch)
     model = with_hyperparameters(config, state.model, state.hyperparameter)
+    if config.accumulate > 1:
+        return accumulated(config, state, begin(config, state, batch, model))
 
     def total_loss(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
         context = forward(config, state, batch, model=eqx.combine(params, rest)).replace(params=params)
@@ -125,14 +129,9 @@ def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[Tra
     """
     optimizer = optimizer_of(config)
     _, rest = split(context.model, state.trainable)
+    value = None if context.totals is None else context.totals.compute()
     new, updates, opt_state = update(
-        optimizer,
-        state,
-        context.grads,
-        context.params,
-        rest,
-        value=None if context.totals is None else context.totals.compute(),
-        model_state=context.model_state,
+        optimizer, state, context.grads, context.params, rest, value=value, model_state=context.model_state
     )
     return new, context.replace(updates=updates, opt_state=opt_state)
 
@@ -145,5 +144,6 @@ def collect(config: Any, context: Context) -> Aux:
         context: what the step has computed; losses are reported where it holds any.
     """
     metrics = resolve(config.metrics, root=config, path="metrics")
-    states = {name: metric.from_context(context) for name, metric in metrics.items()}
+    found = context.collected
+    states = {name: found[name] if name in found else one.from_context(context) for name, one in metrics.items()}
     return Aux(losses={} if context.losses is UNSET else context.losses, total=context.totals, metrics=states)

@@ -92,6 +92,11 @@ class Trainer:
     """A step function of one's own, (config, state, batch) -> (state, aux)."""
     init_extra: Any = None
     """Makes `state.extra` from the model, for a step of one's own."""
+    accumulate: int = 1
+    """Micro-batches that the rows of a batch are split into, one after the other, for less memory. Losses, gradients
+    and metrics are those of the whole batch, and one step is one update; what couples rows is refused. BatchNorm, and
+    models with per_example=False, see one micro-batch at a time. A `step` of one's own accumulates in
+    `loss_and_gradients`, whose context then has no `preds`."""
     train_data: Any
     """A pipeline such as `ek.data.InMemory`, a function that returns an iterator, or a node that makes either."""
     num_steps: int
@@ -113,7 +118,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Refuse counts below one and splits that are taken."""
-        for name in ("num_steps", "log_every"):
+        for name in ("num_steps", "log_every", "accumulate"):
             value = part(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")

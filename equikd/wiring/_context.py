@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -41,6 +41,7 @@ class Context:
         config: the part of the trainer that the step uses.
         model_state: the model's `eqx.nn.State` after the forward pass; carried along, no name for key paths.
         totals: the weighted losses of the step; carried along, no name for key paths.
+        collected: metric states that are there already, by name; carried along, no name for key paths.
     """
 
     step: Any = UNSET
@@ -59,6 +60,7 @@ class Context:
     config: Any = UNSET
     model_state: Any = None
     totals: Any = None
+    collected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def replace(self, **values: Any) -> "Context":
         """A context with more names filled."""

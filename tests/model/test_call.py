@@ -192,6 +192,14 @@ def test_each_example_gets_its_own_key():
     assert np.array_equal(data, jax.random.key_data(jax.random.split(key, B)))
 
 
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_keys_that_are_made_already_go_to_their_examples(make):
+    keys = jax.random.split(make(7), B)
+    data = preds_of(lambda x, key: jax.random.key_data(key), key=keys)
+    assert np.array_equal(data, jax.random.key_data(keys))
+    assert np.array_equal(preds_of(lambda x, key: jax.random.key_data(key), key=make(7)), data)
+
+
 @pytest.mark.parametrize(
     "model",
     [lambda x, key: x if key is None else x + 1, lambda x, *, key=None: x if key is None else x + 1],
