@@ -9,6 +9,7 @@ What is legal, but hardly meant, is a warning: data that nothing reads, a loss w
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,7 +63,8 @@ class Preflight:
     Attributes:
         paths: every path of the training step's context -> shape and dtype, in the order of computation.
         evals: eval name -> the same for its context.
-        results: `split/name` -> shape and dtype of each reported result; None where only rows can tell.
+        results: `split/name` -> shape and dtype of each reported result, or the class of an image, text or histogram;
+            None where only rows can tell.
         readers: key path -> the config paths that hold it.
         trainable: the leaves that are trained.
         frozen: arrays of the model that are not.
@@ -75,7 +77,7 @@ class Preflight:
 
     paths: dict[str, Shape]
     evals: dict[str, dict[str, Shape]]
-    results: dict[str, Shape | None]
+    results: dict[str, Shape | str | None]
     readers: dict[str, tuple[str, ...]]
     trainable: Leaves
     frozen: Leaves
@@ -186,29 +188,42 @@ def _eval_paths(setup: Setup, one: Any) -> dict[str, Shape]:
     return _shapes(eval_context, one.config, view_of(setup.state), one.data.spec())
 
 
-def _results(setup: Setup) -> dict[str, Shape | None]:
+def _results(setup: Setup) -> dict[str, Shape | str | None]:
     """What training and evals report; of metrics that compute with numpy, as far as they compute without rows."""
-    found: dict[str, Shape | None] = {}
+    found: dict[str, Shape | str | None] = {}
     auxes = {"train": program_for(setup.config, setup.state, setup.spec).empty}
     for split_name, aux in (auxes | {one.name: one.empty for one in setup.evals}).items():
+        shapes: dict[str, Shape | str | None] = {}
         try:
-            shapes = abstract(lambda aux: {n: jnp.asarray(v) for n, v in aux.results().items()}, aux)
+            summaries: dict[str, str] = {}
+            shapes |= abstract(functools.partial(_traced, summaries), aux) | summaries
         except Exception:  # it computes with numpy, which takes no tracers; that it computes is checked by prepare
-            shapes = {}
             for name, state in aux.metrics.items():
                 shapes |= _computed(dataclasses.replace(aux, metrics={name: state}), name)
         found |= {f"{split_name}/{name}": shape for name, shape in shapes.items()}
     return found
 
 
-def _computed(aux: Aux, metric: str) -> dict[str, Shape | None]:
+def _traced(summaries: dict[str, str], aux: Aux) -> dict[str, jax.Array]:
+    """The scalars as arrays; of summaries, the names of their classes are noted."""
+    scalars, found = aux.computed()
+    summaries |= {name: type(summary).__name__ for name, summary in found.items()}
+    return {name: jnp.asarray(value) for name, value in scalars.items()}
+
+
+def _computed(aux: Aux, metric: str) -> dict[str, Shape | str | None]:
     """The results with one metric, computed on the host over no rows."""
+    shapes: dict[str, Shape | str | None]
     with np.errstate(all="ignore"):
         try:
-            return {name: Shape(np.shape(value), jnp.result_type(value)) for name, value in aux.results().items()}
+            scalars, summaries = aux.computed()
+            shapes = {name: Shape(np.shape(value), jnp.result_type(value)) for name, value in scalars.items()}
+            return shapes | {name: type(summary).__name__ for name, summary in summaries.items()}
         except Exception:  # it needs rows
-            without = dataclasses.replace(aux, metrics={}).results()
-            return {name: Shape((), jnp.result_type(float)) for name in without} | {metric: None}
+            shapes = {metric: None}
+            for name in dataclasses.replace(aux, metrics={}).results():
+                shapes[name] = Shape((), jnp.result_type(float))
+            return shapes
 
 
 def _leaves(state: TrainState, *, trained: bool) -> Leaves:

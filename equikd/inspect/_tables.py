@@ -53,7 +53,7 @@ def tables(found: "Preflight") -> str:
             "",
             "Results",
             *columns(
-                (name, short(shape) if shape is not None else "as its rows say")
+                (name, shape if isinstance(shape, str) else "as its rows say" if shape is None else short(shape))
                 for name, shape in found.results.items()
             ),
             "",

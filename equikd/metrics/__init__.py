@@ -33,6 +33,8 @@ from equikd.metrics._retrieval import F1 as F1
 from equikd.metrics._retrieval import Precision as Precision
 from equikd.metrics._retrieval import Recall as Recall
 from equikd.metrics._rows import Rows as Rows
+from equikd.metrics._show import ShowImages as ShowImages
+from equikd.metrics._show import ShowTexts as ShowTexts
 from equikd.metrics._spread import Histogram as Histogram
 from equikd.metrics._spread import Std as Std
 from equikd.metrics._spread import Variance as Variance
@@ -45,6 +47,11 @@ from equikd.metrics._state import state_field as state_field
 from equikd.metrics._state import static_field as static_field
 from equikd.metrics._state import sum_field as sum_field
 from equikd.metrics._state import truncate_field as truncate_field
+from equikd.metrics._summaries import BinCounts as BinCounts
+from equikd.metrics._summaries import Images as Images
+from equikd.metrics._summaries import Summary as Summary
+from equikd.metrics._summaries import Texts as Texts
+from equikd.metrics._summaries import Values as Values
 from equikd.metrics._sums import TwoFloat as TwoFloat
 from equikd.metrics._sums import exact_sum as exact_sum
 from equikd.metrics._wrappers import SkipIfMissing as SkipIfMissing

@@ -1,7 +1,8 @@
 """What a step or an eval reports: loss states and metric states by name, merged over batches, read as named results."""
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from equikd.errors import WiringError, message
 from equikd.metrics._state import State, empty_state, gathered, growing_fields, max_field, sum_field
+from equikd.metrics._summaries import Summary
 from equikd.metrics._sums import TwoFloat
 from equikd.tree import named_leaves
 
@@ -48,6 +50,18 @@ class EvalWeights(State):
     def compute(self) -> Any:
         """The weights; a total needs the means, see `Aux.results`."""
         return self.weights
+
+
+class Results(NamedTuple):
+    """What merged states report, by result name.
+
+    Attributes:
+        scalars: real numbers.
+        summaries: what is no number: images, texts, histograms.
+    """
+
+    scalars: dict[str, Any]
+    summaries: dict[str, Summary]
 
 
 class Aux(eqx.Module):
@@ -106,45 +120,75 @@ class Aux(eqx.Module):
         return jax.tree.map(lambda a, b: a.merge(b), self, other, is_leaf=lambda part: isinstance(part, State))
 
     def results(self) -> dict[str, Any]:
-        """Result name -> value: `loss`, `losses/NAME`, `weighted/NAME`, and each metric under its name.
+        """Result name -> scalar: `loss`, `losses/NAME`, `weighted/NAME`, and each metric under its name.
 
         A metric that computes a dict gives one result for each of its leaves, `NAME/KEY`.
 
         Raises:
-            WiringError: a metric computes what is no number, or two results have one name.
+            Exception: as `computed`.
+        """
+        return self.computed().scalars
+
+    def summaries(self) -> dict[str, Summary]:
+        """Result name -> image, text, histogram, named as in `results`.
+
+        Raises:
+            Exception: as `computed`.
+        """
+        return self.computed().summaries
+
+    def computed(self) -> Results:
+        """Results and summaries; each metric computes once.
+
+        Raises:
+            WiringError: a metric computes what is no number and no summary, or two results have one name.
             OverflowError: a count does not fit its dtype; with a note that names the metric.
             Exception: what the `compute` of a metric raises, with a note that names the metric.
         """
         # Through the class: Equinox makes a bound method a module, which costs more than what these compute.
         means = {name: type(state).compute(type(state).finalize(state)) for name, state in self.losses.items()}
         values: dict[str, Any] = {}
+        summaries: dict[str, Summary] = {}
         if self.total is not None:
             weighted = self.total.weighted(means)
             values = {"loss": sum(weighted.values())}
             values |= {f"losses/{name}": value for name, value in means.items()}
             values |= {f"weighted/{name}": value for name, value in weighted.items()}
-        owners: dict[str, str] = {}
+        names: dict[str, list[str]] = {}
         for name, state in self.metrics.items():
-            try:
-                value = type(state).compute(type(state).finalize(state))
-            except Exception as error:
-                error.add_note(f"while computing {_called(name, state)}")
-                raise
-            parts = named_leaves(value, is_leaf=lambda part: part is None) if isinstance(value, dict) else {"": value}
-            for part, leaf in parts.items():
-                result = f"{name}/{part}" if part else name
-                if not _is_number(leaf):
-                    raise _no_number(name, state, part, leaf)
-                if result in owners:
-                    raise WiringError(
-                        message(
-                            f"two results have the name {result!r}",
-                            got=f"{_called(owners[result], self.metrics[owners[result]])}\n{_called(name, state)}",
-                            fix="rename one of the metrics",
-                        )
-                    )
-                owners[result], values[result] = name, leaf
-        return values
+            for result, leaf in _results_of(name, state).items():
+                (summaries if isinstance(leaf, Summary) else values)[result] = leaf
+                names.setdefault(name, []).append(result)
+        _check_names(self, names)
+        return Results(values, summaries)
+
+
+def _results_of(name: str, state: State) -> dict[str, Any]:
+    """Result name -> scalar or summary, of one metric."""
+    try:
+        value = type(state).compute(type(state).finalize(state))
+    except Exception as error:
+        error.add_note(f"while computing {_called(name, state)}")
+        raise
+    parts = named_leaves(value, is_leaf=lambda part: part is None) if isinstance(value, dict) else {"": value}
+    for part, leaf in parts.items():
+        if not isinstance(leaf, Summary) and not _is_number(leaf):
+            raise _no_number(name, state, part, leaf)
+    return {f"{name}/{part}" if part else name: leaf for part, leaf in parts.items()}
+
+
+def _check_names(aux: Aux, names: dict[str, list[str]]) -> None:
+    """Refuse results of one name; `names` are those of each metric."""
+    owners: dict[str, str] = {}
+    for name, results in names.items():
+        for result in results:
+            if result in owners:
+                both = (owners[result], name)
+                got = "\n".join(_called(one, aux.metrics[one]) for one in both)
+                raise WiringError(
+                    message(f"two results have the name {result!r}", got=got, fix="rename one of the metrics")
+                )
+            owners[result] = name
 
 
 def _called(name: str, state: State) -> str:
@@ -157,12 +201,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float)
 
 
+_EXPECTED = "a real scalar, a summary (such as ek.metrics.Images, or Values of any array), or a dict of these"
+
+
 def _no_number(name: str, state: State, part: str, value: Any) -> WiringError:
     at = f" at {part}" if part else ""
     got = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else f"{type(value).__name__} {value!r:.80}"
-    return WiringError(
-        message(f"{_called(name, state)} gives no scalar{at}", got=got, expected="a real scalar, or a dict of them")
-    )
+    return WiringError(message(f"{_called(name, state)} gives no scalar{at}", got=got, expected=_EXPECTED))
 
 
 _NEEDS_VALUE = (
@@ -173,33 +218,47 @@ _NEEDS_VALUE = (
 
 
 def check_results(aux: Aux) -> None:
-    """Check that results are scalars with names of their own, before there are any.
+    """Check that results are scalars or summaries with names of their own, before there are any.
 
     Args:
         aux: empty, on the host. Its results are computed for their shapes alone where the metrics can be traced.
 
     Raises:
-        WiringError: a metric computes no scalar, or two results have one name.
+        WiringError: a metric computes neither, or two results have one name.
         Exception: a metric fails, traced and on the host; with a note that names it.
     """
+    names: dict[str, list[str]] = {}
 
-    def scalars(aux: Aux) -> dict[str, Any]:
-        values = aux.results()
-        shapes = {name: np.shape(value) for name, value in values.items()}
+    def check(aux: Aux) -> dict[str, Any]:
         for name, state in aux.metrics.items():
-            for result, shape in shapes.items():
-                if shape and (result == name or result.startswith((f"{name}/", f"{name}["))):
-                    raise _no_number(name, state, result[len(name) + 1 :], values[result])
+            results = _results_of(name, state)
+            for result, leaf in results.items():
+                if not isinstance(leaf, Summary) and np.shape(leaf):
+                    raise _no_number(name, state, result[len(name) + 1 :], leaf)
+            names[name] = list(results)
+        dataclasses.replace(aux, metrics={}).computed()
         return {}
 
     try:
-        eqx.filter_eval_shape(scalars, aux)
+        eqx.filter_eval_shape(check, aux)
     except WiringError as error:
         raise WiringError(str(error)) from None
-    except Exception as error:  # a metric may compute with numpy, which takes no tracers
+    except Exception:  # some compute with numpy, which takes no tracers, as summaries do; the others are still traced
+        for part in (dataclasses.replace(aux, metrics={}), *(Aux(metrics={n: s}) for n, s in aux.metrics.items())):
+            _check_alone(check, part)
+    _check_names(aux, names)
+
+
+def _check_alone(check: Callable[[Aux], dict[str, Any]], aux: Aux) -> None:
+    """Check the losses or one metric, on the host over no rows where it cannot be traced."""
+    try:
+        eqx.filter_eval_shape(check, aux)
+    except WiringError as error:
+        raise WiringError(str(error)) from None
+    except Exception as error:
         with np.errstate(all="ignore"):
             try:
-                scalars(aux)
+                check(aux)
             except WiringError:
                 raise
             except Exception:

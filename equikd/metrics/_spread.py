@@ -1,15 +1,15 @@
 """Metrics of how values are spread: variance, standard deviation, histogram."""
 
-from typing import Any
-
 import jax.numpy as jnp
+import numpy as np
 
 from equikd.config import config
 from equikd.errors import ConfigError, message
 from equikd.metrics._base import Metric
 from equikd.metrics._elements import arrays_of, counted, each, wide
 from equikd.metrics._moments import Moments, moments_field
-from equikd.metrics._state import State, static_field, sum_field
+from equikd.metrics._state import State, max_field, static_field, sum_field
+from equikd.metrics._summaries import BinCounts
 from equikd.typing import Array, Bool, Float, Int, Integer
 from equikd.wiring import KeyPath
 
@@ -89,23 +89,25 @@ class Bins(State):
         counts: int32, one for each bin.
         below: how many lie below the first bin.
         above: how many lie above the last bin, nan among them.
+        edges: float, of the bins; -inf where nothing was counted. They come with each batch, since they may be traced.
 
     Example:
         >>> one = jnp.int32(1)
-        >>> state = Bins(jnp.array([2, 0]), one, one)
-        >>> {name: count.item() for name, count in (state | state).compute().items()}
-        {'below': 2, 'bin_0': 4, 'bin_1': 0, 'above': 2}
+        >>> state = Bins(jnp.array([2, 0]), one, one, jnp.array([0.0, 0.5, 1.0]))
+        >>> (state | state).compute()
+        BinCounts(4 in 2 bins from 0 to 1, 2 below, 2 above)
     """
 
     counts: Int[Array, " bins"] = sum_field()
     below: Int[Array, ""] = sum_field()
     above: Int[Array, ""] = sum_field()
+    edges: Float[Array, " edges"] = max_field()
 
-    def compute(self) -> dict[str, Any]:
-        """The counts by name: `below`, `bin_0`, `bin_1`, ..., `above`."""
-        width = len(str(max(len(self.counts) - 1, 0)))
-        bins = {f"bin_{i:0{width}}": self.counts[i] for i in range(len(self.counts))}
-        return {"below": self.below, **bins, "above": self.above}
+    def compute(self) -> BinCounts:
+        """The counts as a summary."""
+        edges = np.asarray(self.edges)
+        edges = np.where(np.isneginf(edges), np.nan, edges)
+        return BinCounts(np.asarray(self.counts), edges, int(self.below), int(self.above))
 
 
 @config
@@ -113,13 +115,14 @@ class Histogram(Metric):
     """How many values lie in each of some bins of equal width, as numpy's `histogram(values, bins, (low, high))`.
 
     A bin holds its lower edge, the last one both. What lies outside is counted as `below` or `above`, a nan as `above`.
-    The counts are those of elements, 0 of nothing; `low` and `high` may change without a new compile.
+    The counts are those of elements, 0 of nothing; `low` and `high` may change without a new compile. The value is a
+    summary, `BinCounts`, which TensorBoard shows as a histogram; `result.summaries` has the counts.
 
     Example:
         >>> values, mask = jnp.array([0.1, 0.6, 1.0, 7.0, jnp.nan]), jnp.array([True, True, True, True, False])
-        >>> counts = Histogram(values="preds", bins=2).from_values(values, mask).compute()
-        >>> {name: count.item() for name, count in counts.items()}
-        {'below': 0, 'bin_0': 1, 'bin_1': 2, 'above': 1}
+        >>> found = Histogram(values="preds", bins=2).from_values(values, mask).compute()
+        >>> found, found.counts.tolist()
+        (BinCounts(3 in 2 bins from 0 to 1, 0 below, 1 above), [1, 2])
     """
 
     values: KeyPath
@@ -151,4 +154,5 @@ class Histogram(Metric):
         index = jnp.searchsorted(edges, values, side="right") - 1
         index = jnp.where(values == edges[-1], self.bins - 1, index)
         counts = counted(index + 1, keep, self.bins + 2)
-        return Bins(counts[1:-1], counts[0], counts[-1])
+        known = jnp.where(keep.any(), edges, jnp.full_like(edges, -jnp.inf))
+        return Bins(counts[1:-1], counts[0], counts[-1], known)

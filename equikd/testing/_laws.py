@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equikd.errors import message
-from equikd.metrics import State, empty_state
+from equikd.metrics import State, Summary, empty_state
 from equikd.metrics._state import fields_where
 from equikd.testing._batches import WRONG, Batch, Drawn, is_array
 from equikd.testing._parts import written
@@ -27,10 +27,11 @@ class Broken(AssertionError):
 
 
 def computed(state: State) -> Any:
-    """What the state reports."""
+    """What the state reports; of summaries, their contents."""
     state = type(state).finalize(state)
     with np.errstate(all="ignore"):
-        return jax.tree.map(np.asarray, type(state).compute(state))
+        value = jax.tree.map(lambda leaf: vars(leaf) if isinstance(leaf, Summary) else leaf, type(state).compute(state))
+        return jax.tree.map(np.asarray, value)
 
 
 def is_whole(state: State) -> bool:

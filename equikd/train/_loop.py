@@ -18,6 +18,7 @@ import numpy as np
 from equikd.data import Batch, exhausted
 from equikd.evals import evaluate
 from equikd.metrics import Aux
+from equikd.metrics._aux import Results
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._padding import unpadded
@@ -36,12 +37,13 @@ class Pending(NamedTuple):
     aux: Aux
 
 
-def read(aux: Aux) -> dict[str, float]:
+def read(aux: Aux) -> Results:
     """Named results of merged states: the only place where the loop reads the device."""
     leaves, structure = jax.tree.flatten(aux)  # a third of what `jax.device_get` takes for a few scalars
     host = structure.unflatten([np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves])
     with np.errstate(all="ignore"):  # the mean over no rows is nan, which is the answer
-        return {name: float(value) for name, value in host.results().items()}
+        scalars, summaries = host.computed()
+        return Results({name: float(value) for name, value in scalars.items()}, summaries)
 
 
 @dataclasses.dataclass
@@ -69,9 +71,9 @@ class Output:
     def write(self, pending: Pending | None) -> None:
         """Read results from the device and hand them to the writers."""
         if pending is not None:
-            results = read(pending.aux)
-            self.latest |= {f"{pending.split}/{name}": value for name, value in results.items()}
-            self.history.append(Record(pending.step, pending.split, results, self.elapsed()))
+            scalars, summaries = read(pending.aux)
+            self.latest |= {f"{pending.split}/{name}": value for name, value in scalars.items()}
+            self.history.append(Record(pending.step, pending.split, scalars, self.elapsed(), summaries))
             self.writers.write(self.history[-1])
 
 

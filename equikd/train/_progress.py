@@ -148,14 +148,14 @@ def _shown(metrics: Mapping[str, float]) -> str:
     counts = collections.Counter(name.partition("/")[0] for name in kept if name not in parts)
     texts = {name: f"{name} {number(metrics[name])}" for name in _ordered(kept or metrics)}
     for head, count in counts.items():
-        if count > _MOST_PARTS:  # a histogram, say: on one line nobody reads it
+        if count > _MOST_PARTS:  # one for each class, say: on one line nobody reads it
             texts = {name: text for name, text in texts.items() if name.partition("/")[0] != head}
             texts[head] = f"{head} ({count} results)"
     return "  ".join(texts.values())
 
 
 def _line(record: Record, num_steps: int) -> str:
-    return f"step {record.step}/{num_steps}  {record.split}  {_shown(record.metrics)}"
+    return f"step {record.step}/{num_steps}  {record.split}  {_shown(record.metrics)}".rstrip()  # images are not shown
 
 
 def _duration(seconds: float) -> str:
@@ -263,7 +263,7 @@ class _LiveLine:
         if record.split == "train":
             self._latest["train"] = _shown({"loss": shown["loss"]} if "loss" in shown else shown)
         else:
-            self._latest[record.split] = f"{record.split} {_shown(shown)}"
+            self._latest[record.split] = f"{record.split} {_shown(shown)}" if shown else ""
             self._draw(self._console.print, Text(_line(record, self._run.num_steps)))  # redraws the live line as well
 
     def flush(self) -> None:
@@ -295,7 +295,7 @@ class _LiveLine:
             parts += [_rate(speed), f"eta {_duration((total - done) / speed)}"]
         elif not self._ticked:
             parts.append("starting")
-        parts += self._latest.values()
+        parts += [text for text in self._latest.values() if text]
         line = Table.grid(padding=(0, 1))
         line.add_column(width=BAR_WIDTH)
         line.add_column(no_wrap=True, overflow="ellipsis")

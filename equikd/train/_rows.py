@@ -8,11 +8,13 @@ import itertools
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
 from equikd.errors import listing, message
+from equikd.metrics import Summary
 from equikd.train._directory import RunDirectoryError, write_atomically
 
 
@@ -26,12 +28,14 @@ class Record:
         split: `train` for a training interval, else the eval's name.
         metrics: names to values; nan and inf are possible.
         seconds: seconds since the run's start, summed over resumes.
+        summaries: names to images, texts and histograms; not in `metrics.jsonl`, so none where rows were read from it.
     """
 
     step: int
     split: str
     metrics: dict[str, float]
     seconds: float
+    summaries: Mapping[str, Summary] = field(default_factory=dict)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:

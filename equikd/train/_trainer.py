@@ -17,7 +17,7 @@ from equikd.data import Batch, as_batch
 from equikd.errors import ConfigError, DataError, listing, message, nearest
 from equikd.evals import Eval, eval_context
 from equikd.losses import Loss
-from equikd.metrics import BaseMetric
+from equikd.metrics import BaseMetric, Summary
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, RunDirectoryError, environment_facts
@@ -235,7 +235,7 @@ class Trainer:
             *names: which evals; all by default.
 
         Returns:
-            `split/name` -> value, as in `Result.metrics`.
+            `split/name` -> scalar, as in `Result.metrics`.
 
         Raises:
             EquikdError: there is no eval of that name, or something else is wrong with the experiment.
@@ -247,7 +247,7 @@ class Trainer:
             raise ConfigError(message(what, near=near, expected=listing(self.evals) or "none is configured"))
         live = (state.model, state.model_state) if self.model is None else ()
         chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
-        found = {one.name: read(run_eval(one, state)) for one in chosen}
+        found = {one.name: read(run_eval(one, state)).scalars for one in chosen}
         return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
 
     def _first(self, setup: Setup, model: Any, model_state: Any) -> Stepper:
@@ -308,13 +308,17 @@ class Result:
         trainer: what was trained, whose hyperparameters `predict` uses.
         state: the final train state.
         metrics: newest value of each result, by `split/name`.
-        history: all rows of this session, in order: step, split, metrics and seconds of each.
+        history: all rows of this session, in order: step, split, metrics, seconds and summaries of each.
+        summaries: newest image, text or histogram of each metric that computes one, by `split/name`.
     """
 
     def __init__(
         self, trainer: Trainer, state: TrainState, metrics: dict[str, float], history: tuple[Record, ...]
     ) -> None:
         self.trainer, self.state, self.metrics, self.history = trainer, state, metrics, history
+        self.summaries: dict[str, Summary] = {
+            f"{row.split}/{name}": summary for row in history for name, summary in row.summaries.items()
+        }
 
     @property
     def model(self) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equikd.metrics import empty_state
+from equikd.metrics import Summary, empty_state
 from equikd.tree import named_leaves
 
 SIZE = 16
@@ -78,9 +78,10 @@ def equals_reference():
                 assert got.keys() == expected.keys()
                 for name, value in expected.items():
                     np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=f"{name}, seed {seed}")
-        traced = named(jax.jit(lambda state: state.compute())(state))
-        for name, value in got.items():
-            np.testing.assert_allclose(traced[name], value, rtol=rtol, atol=atol)
+        if not isinstance(state.finalize().compute(), Summary):
+            traced = named(jax.jit(lambda state: state.compute())(state))
+            for name, value in got.items():
+                np.testing.assert_allclose(traced[name], value, rtol=rtol, atol=atol)
         padding = {name: jnp.asarray(junk(array, random)) for name, array in draw(random, SIZE).items()}
         state = of(**padding, mask=jnp.zeros((SIZE, *shape[1:]), bool))
         empty = jax.device_get(state | empty_state(state))
@@ -90,4 +91,6 @@ def equals_reference():
 
 
 def named(value):
+    if isinstance(value, Summary):
+        return dict(vars(value))
     return named_leaves(value) if isinstance(value, dict) else {"": value}

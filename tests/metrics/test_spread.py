@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equikd.config import validate
 from equikd.errors import ConfigError
-from equikd.metrics import Histogram, Std, Variance, empty_state
+from equikd.metrics import BinCounts, Histogram, Std, Variance, empty_state
 
 _MERGE = jax.jit(lambda a, b: a | b)
 _OF = jax.jit(Variance(values="preds").from_values)
@@ -92,13 +92,13 @@ def test_histogram_equals_numpy(shape, equals_reference):
     low, high = -1.5, 2.0
 
     def reference(values):
-        counts = np.histogram(values, 12, (low, high))[0]
-        bins = {f"bin_{i:02}": count for i, count in enumerate(counts)}
-        return {"below": (values < low).sum(), **bins, "above": (values > high).sum()}
+        counts, edges = np.histogram(values, 12, (low, high))
+        return BinCounts(counts, edges, (values < low).sum(), (values > high).sum())
 
     draw = lambda random, rows: {"values": random.normal(0, 2, (rows, *shape)).astype(np.float32)}
     empty = equals_reference(Histogram(values="preds", low=low, high=high, bins=12), draw, reference)
-    assert not any(empty.values())
+    assert np.isnan(empty.pop("edges")).all()
+    assert not any(np.any(count) for count in empty.values())
 
 
 def test_edges_of_the_histogram():
@@ -109,5 +109,6 @@ def test_edges_of_the_histogram():
     assert (state.counts.tolist(), state.below, state.above) == ([1, 1, 1, 2], 1, 1)
     nan = metric.from_values(jnp.array([jnp.nan, jnp.inf, -jnp.inf]), jnp.ones(3, bool))
     assert (nan.counts.sum(), nan.below, nan.above) == (0, 1, 2)
+    assert state.compute() == BinCounts(np.array([1, 1, 1, 2], np.int32), np.arange(5, dtype=np.float32), 1, 1)
     with pytest.raises(ConfigError, match="no bins"):
         validate(Histogram(values="preds", low=1.0, high=1.0))

@@ -1,7 +1,7 @@
 """What metrics compute is looked at before training: scalars, each under a name of its own."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,16 @@ class Computed(ek.metrics.State):
 
     total: jax.Array = sum_field()
     kind: str = static_field(default="dict")
+    calls: ClassVar[list[str]] = []
 
     def compute(self) -> Any:
         if self.kind == "raises":
             raise KeyError("no such thing")
         if self.kind == "numpy":
             return float(np.asarray(self.total))
+        if self.kind == "mixed":
+            self.calls.append(self.kind)
+            return {"b": self.total, "c": {"shown": ek.metrics.Texts(("x",))}}
         made = {"dict": {"b": self.total}, "vector": jnp.stack([self.total] * 3), "text": "good", "none": None}
         return made[self.kind]
 
@@ -67,6 +71,22 @@ def test_a_metric_whose_compute_raises_is_named(refused):
 
 def test_two_results_of_one_name(refused):
     refused("results_of_one_name", small(metrics={"a": Compute("batch.x"), "a/b": ek.metrics.Mean("batch.x")}))
+
+
+@pytest.mark.parametrize("part", ["b", "c.shown"])
+def test_a_scalar_and_a_summary_of_one_name(part, refused):
+    metrics = {"a": Compute("batch.x", "mixed"), f"a/{part}": ek.metrics.Mean("batch.x")}
+    refused(f"a_summary_of_one_name_{part}", small(metrics=metrics))
+
+
+def test_a_dict_may_hold_scalars_and_summaries():
+    state = Computed(jnp.ones(()), "mixed")
+    aux = ek.train.Aux(metrics={"a": state})
+    Computed.calls.clear()
+    scalars, summaries = aux.computed()
+    assert (scalars, summaries) == ({"a/b": 1}, {"a/c.shown": ek.metrics.Texts(("x",))})
+    assert len(Computed.calls) == 1
+    assert (aux.results(), aux.summaries()) == (scalars, summaries)
 
 
 def test_a_metric_may_compute_with_numpy_on_the_host():
