@@ -29,7 +29,7 @@ def help_commands() -> list[str]:
 
     A word in capitals, and `...`, stand for what the reader has.
     """
-    shown = r"(?:^\s*\$ ?|`|\"|: )(equikd (?:(?:train|check|paths) |--)[^`\"\n]*)"
+    shown = r"(?:^\s*\$ ?|`|\"|: )(equikd (?:(?:train|eval|check|paths) |--)[^`\"\n]*)"
     sources = [path.read_text("utf-8") for path in sorted(Path(equikd.__file__).parent.rglob("*.py"))]
     found = [line.strip() for source in sources for line in re.findall(shown, source, re.MULTILINE)]
     found = [line for line in found if not re.search(r"\b[A-Z]{3,}\b|\.\.\.|[{}\[\]]", line)]
