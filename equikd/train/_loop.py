@@ -17,7 +17,7 @@ import numpy as np
 
 from equikd.data import Batch, exhausted
 from equikd.evals import evaluate
-from equikd.metrics import Aux
+from equikd.metrics import Aux, Summary
 from equikd.metrics._aux import Results
 from equikd.train._check import view_of
 from equikd.train._checkpoint import CheckpointStore
@@ -42,8 +42,8 @@ def read(aux: Aux) -> Results:
     leaves, structure = jax.tree.flatten(aux)  # a third of what `jax.device_get` takes for a few scalars
     host = structure.unflatten([np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves])
     with np.errstate(all="ignore"):  # the mean over no rows is nan, which is the answer
-        scalars, summaries = host.computed()
-        return Results({name: float(value) for name, value in scalars.items()}, summaries)
+        results = host.computed()
+    return results._replace(scalars={name: float(value) for name, value in results.scalars.items()})
 
 
 @dataclasses.dataclass
@@ -53,14 +53,14 @@ class Output:
     Attributes:
         writers: the open writers.
         seconds: of earlier sessions of this run.
-        latest: the newest value of each result, by `split/name`.
-        history: all rows of this session.
-        started: `time.monotonic()` at the start.
+        latest, summaries: the newest value and the newest summary of each result, by `split/name`.
+        history: all rows of this session, without summaries: those of a long run would fill the memory.
     """
 
     writers: Writers
     seconds: float = 0.0
     latest: dict[str, float] = dataclasses.field(default_factory=dict)
+    summaries: dict[str, Summary] = dataclasses.field(default_factory=dict)
     history: list[Record] = dataclasses.field(default_factory=list)
     started: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -73,8 +73,9 @@ class Output:
         if pending is not None:
             scalars, summaries = read(pending.aux)
             self.latest |= {f"{pending.split}/{name}": value for name, value in scalars.items()}
-            self.history.append(Record(pending.step, pending.split, scalars, self.elapsed(), summaries))
-            self.writers.write(self.history[-1])
+            self.summaries |= {f"{pending.split}/{name}": one for name, one in summaries.items()}
+            self.history.append(Record(pending.step, pending.split, scalars, self.elapsed()))
+            self.writers.write(dataclasses.replace(self.history[-1], summaries=summaries))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +116,8 @@ def loop(
     """
     pending: Pending | None = None
     batches = unpadded(batches, setup.config, "")
-    for one in setup.evals:
-        if start == 0 and one.when.due(0, last=False):
-            output.write(Pending(0, one.name, run_eval(one, stepper.borrow()[0])))
+    for one in (one for one in setup.evals if start == 0 and one.when.due(0, last=False)):
+        output.write(Pending(0, one.name, run_eval(one, stepper.borrow()[0])))
     for step in range(start + 1, setup.num_steps + 1):
         batch = next(batches, None)
         if batch is None:

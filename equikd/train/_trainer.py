@@ -272,7 +272,7 @@ class Trainer:
                 loop(setup, stepper, batches, output, saving, run.start_step)
                 if run.start_step == setup.num_steps and run.workdir is not None:
                     results_again(setup, stepper, output, run.workdir)
-        return Result(self, stepper.state, output.latest, tuple(output.history))
+        return Result(self, stepper.state, output.latest, output.summaries, tuple(output.history))
 
 
 def writers_of(trainer: Trainer) -> tuple[Any, ...]:
@@ -308,17 +308,21 @@ class Result:
         trainer: what was trained, whose hyperparameters `predict` uses.
         state: the final train state.
         metrics: newest value of each result, by `split/name`.
-        history: all rows of this session, in order: step, split, metrics, seconds and summaries of each.
         summaries: newest image, text or histogram of each metric that computes one, by `split/name`.
+        history: all rows of this session, in order: step, split, metrics and seconds of each; without summaries, which
+            writers alone get at every step.
     """
 
     def __init__(
-        self, trainer: Trainer, state: TrainState, metrics: dict[str, float], history: tuple[Record, ...]
+        self,
+        trainer: Trainer,
+        state: TrainState,
+        metrics: dict[str, float],
+        summaries: dict[str, Summary],
+        history: tuple[Record, ...],
     ) -> None:
         self.trainer, self.state, self.metrics, self.history = trainer, state, metrics, history
-        self.summaries: dict[str, Summary] = {
-            f"{row.split}/{name}": summary for row in history for name, summary in row.summaries.items()
-        }
+        self.summaries = summaries
 
     @property
     def model(self) -> Any:

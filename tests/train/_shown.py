@@ -41,6 +41,25 @@ METRICS = {
 TRAIN, TEST = pictured(4 * BATCH, 0), pictured(50, 1)
 
 
+WRITTEN: list[Any] = []
+
+
+@ek.config.config
+class Keep:
+    """A writer that keeps all records in `WRITTEN`."""
+
+    def open(self, run: Any) -> "Keep":
+        WRITTEN.clear()
+        return self
+
+    def tick(self, step: int) -> None: ...
+    def write(self, record: Any) -> None:
+        WRITTEN.append(record)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
 def shown(**fields: Any) -> ek.Trainer:
     """A trainer that shows images and texts in training and in an eval; the latter's last batch is ragged."""
     made: dict[str, Any] = {

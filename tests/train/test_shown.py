@@ -13,7 +13,7 @@ import equikd as ek
 from equikd.errors import WiringError
 from equikd.metrics import Images, Texts
 from equikd.train._writers import Writers, read_records
-from tests.train._shown import METRICS, TEST, TRAIN, Letters, events, images, shown
+from tests.train._shown import METRICS, TEST, TRAIN, WRITTEN, Keep, Letters, events, images, shown
 from tests.train._small import BATCH
 
 ALL = {"train/pictures/some", "train/sample", "train/weights", "test/pictures/some", "test/sample"}
@@ -29,18 +29,19 @@ def first(batches, count):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A result and its run directory."""
+    """A result, its run directory, and the records that a writer gets."""
     workdir = tmp_path_factory.mktemp("run")
-    return shown().train(workdir), workdir
+    return shown(writers=(Keep(), ek.train.TensorBoard())).train(workdir), workdir, tuple(WRITTEN)
 
 
-def test_results_and_history_have_them(run):
-    result, _ = run
+def test_results_and_records_have_them(run):
+    result, _, written = run
+    assert not any(row.summaries for row in result.history)  # those of a long run would fill the memory
     assert result.summaries.keys() == ALL
     assert {*result.metrics} == {f"{s}/{n}" for s in ("train", "test") for n in RESULTS}
     trainer = shown()
     batches = [batch.data for batch, _ in zip(trainer.batches(trainer.init()), range(8), strict=False)]
-    rows = {(row.split, row.step): row for row in result.history}
+    rows = {(row.split, row.step): row for row in written}
     for step in (4, 8):
         pictures, sample = first(batches[step - 4 : step], 3)
         assert rows["train", step].summaries["pictures/some"] == pictures
@@ -55,17 +56,17 @@ RESULTS = ("accuracy", "loss", "losses/ce", "weighted/ce")
 
 
 def test_a_histogram_of_parameters_counts_each_of_each_step(run):
-    result, _ = run
+    result, *_ = run
     found = result.summaries["train/weights"]
     assert found.total == 4 * result.model.first.weight.size
     np.testing.assert_allclose(found.edges, np.linspace(-0.25, 0.25, 6), rtol=1e-6)
 
 
-def test_tensorboard_shows_what_the_history_has(run):
-    result, workdir = run
+def test_tensorboard_shows_what_the_records_have(run):
+    result, workdir, written = run
     for split in ("train", "test"):
         found = events(workdir, split)
-        rows = {row.step: row for row in result.history if row.split == split}
+        rows = {row.step: row for row in written if row.split == split}
         expected = {step: row.summaries["pictures/some"] for step, row in rows.items()}
         assert images(found, "pictures/some") == expected
         for event in found.Tensors("sample"):
@@ -76,7 +77,7 @@ def test_tensorboard_shows_what_the_history_has(run):
 
 
 def test_metrics_jsonl_has_the_scalars(run):
-    result, workdir = run
+    result, workdir, _ = run
     written = read_records(workdir / "metrics.jsonl")
     assert [(row.step, row.split, row.metrics) for row in written] == [
         (row.step, row.split, row.metrics) for row in result.history
@@ -84,13 +85,13 @@ def test_metrics_jsonl_has_the_scalars(run):
 
 
 def test_evaluate_gives_scalars(run):
-    result, _ = run
+    result, *_ = run
     expected = {name: value for name, value in result.metrics.items() if name.startswith("test/")}
     assert shown().evaluate(result.state) == expected
 
 
 def test_a_finished_run_shows_its_evals_again(run):
-    result, workdir = run
+    result, workdir, _ = run
     before = [path.read_bytes() for path in sorted(workdir.glob("tensorboard/test/*"))]
     again = shown().train(workdir)
     expected = {name: one for name, one in result.summaries.items() if name.startswith("test/")}
@@ -133,7 +134,7 @@ class StopAt:
 
 
 def test_a_resume_within_an_interval_shows_its_first_rows(run, tmp_path):
-    result, _ = run
+    result, *_ = run
     checkpoints = ek.train.Checkpoints(every=2)
     with pytest.raises(Stop):
         shown(checkpoints=checkpoints, writers=(StopAt(7), ek.train.TensorBoard())).train(tmp_path)
@@ -154,15 +155,15 @@ def test_an_eval_of_summaries_alone_writes_its_row(tmp_path):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_console_shows_the_scalars(run, terminal, tmp_path):
-    result, _ = run
+    written = run[2]
     stream = io.StringIO()
     stream.isatty = lambda: terminal
     console = RichConsole(file=stream, force_terminal=terminal, width=120)
     to = ek.train.Run(None, "{}", num_steps=8, start_step=0)
-    only = ek.train.Record(8, "only", {}, 2.0, result.history[-1].summaries)
+    only = ek.train.Record(8, "only", {}, 2.0, written[-1].summaries)
     with Writers((ek.train.Console(seconds=0).open(to, console=console),)) as writers:
         writers.tick(8)
-        for record in (*result.history, only):
+        for record in (*written, only):
             writers.write(record)
     text = stream.getvalue()
     assert "step 8/8  only\n" in text.replace(" \n", "\n")
