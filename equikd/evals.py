@@ -10,6 +10,7 @@ An eval inherits the trainer's losses and metrics, without those that read what 
 (gradients, updates, ...). One that reads data which the eval lacks is an error, unless it is a `SkipIfMissing`.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +26,7 @@ from equikd.metrics import Aux, BaseMetric, EvalWeights
 from equikd.model import call, with_hyperparameters
 from equikd.model._call import name_of
 from equikd.sharding import home
-from equikd.wiring import Context, arguments_of
+from equikd.wiring import Context
 
 
 @config
@@ -113,16 +114,13 @@ def transformed(config: Any, view: View) -> View:
         ConfigError: the transform takes arguments that nothing fills.
     """
     function = resolve(config.transform, root=config, path="transform")
-    names, required = arguments_of(function)
-    first, further = names[:1], names[1:]
-    unknown = [name for name in further if name in required and name not in _FILLED]
-    if unknown or not first:
-        what = f"transform: nothing fills the arguments of {name_of(function)}"
-        expected = f"a function of the model, and by name of {listing(_FILLED)}"
-        raise ConfigError(message(what, got=listing(names) or "no argument", expected=expected))
+    further = _further_arguments(function)
     model = with_hyperparameters(config, view.model, view.hyperparameter)
-    filled = {name: getattr(view, name) for name in further if name in _FILLED}
-    made = function(model, **filled)
+    made = function(model, **{name: getattr(view, name) for name in further})
+    if not callable(made):
+        got = f"{made.dtype}{list(made.shape)}" if eqx.is_array(made) else f"a {type(made).__qualname__}"
+        what = f"transform: what {name_of(function)} returns is no model"
+        raise ConfigError(message(what, got=got, expected="what can be called as the model"))
     return View(view.step, made, view.model_state, view.extra, (False,) * len(jax.tree.leaves(made)))
 
 
@@ -144,6 +142,24 @@ def eval_batch(config: Any, view: View, batch: Batch) -> Aux:
         total=EvalWeights(weights) if weights else None,
         metrics={name: metric.from_context(context.replace(losses=states)) for name, metric in metrics.items()},
     )
+
+
+def _further_arguments(function: Any) -> list[str]:
+    """Which arguments of a transform, after the model, are filled from the train state."""
+    expected = f"a function of the model, and by name of {listing(_FILLED)}"
+    try:
+        # Not `arguments_of`, whose cache would keep the tracers that a node's function may hold.
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        got = name_of(function) if callable(function) else f"a {type(function).__qualname__}"
+        raise ConfigError(message("transform: its arguments are unknown", got=got, expected=expected)) from None
+    further = [p for p in parameters[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    unknown = [p.name for p in further if p.default is p.empty and p.name not in _FILLED]
+    if unknown or not parameters:
+        what = f"transform: nothing fills the arguments of {name_of(function)}"
+        got = listing(p.name for p in parameters) or "no argument"
+        raise ConfigError(message(what, got=got, expected=expected))
+    return [p.name for p in further if p.name in _FILLED]
 
 
 @eqx.filter_jit

@@ -261,7 +261,7 @@ def test_an_eval_that_never_runs_can_be_asked_for(tmp_path):
     result = trainer.train(tmp_path / "run")
     assert not any(name.startswith("test/") for name in result.metrics)
     assert not any(name.startswith("test/") for name in trainer.train(tmp_path / "run").metrics)  # complete already
-    assert trainer.evaluate(result.state)["test/loss"] < 1
+    assert trainer.evaluate(result.state) == small().evaluate(result.state)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,21 @@ def scaled(model: Any, scale: float) -> Any:
 
 def halved(model: Any) -> Any:
     return scaled(model, 0.5)
+
+
+class Sloped(eqx.Module):
+    layer: eqx.nn.Linear
+    slope: float
+
+    def __init__(self, slope: float, *, key: Any) -> None:
+        self.layer, self.slope = eqx.nn.Linear(2, 2, key=key), slope
+
+    def __call__(self, x: Any) -> Any:
+        return self.slope * self.layer(x)
+
+
+def doubled_slope(model: Any) -> Any:
+    return eqx.tree_at(lambda model: model.slope, model, 2 * model.slope)
 
 
 def broken(model: Any) -> Any:
@@ -348,9 +363,13 @@ def test_a_transform_may_use_the_rest_of_the_state():
 
 
 def test_a_hyperparameter_of_the_model_reaches_the_transform():
-    model = ek.lazy(eqx.nn.MLP)(2, 2, 4, 1, activation=ek.lazy(eqx.nn.PReLU)(0.25))
-    trainer = small(model=model, evals={"test": Eval(data=small().evals["test"].data, transform=halved)})
-    assert np.isfinite(trainer.train().metrics["test/loss"])
+    model = ek.lazy(Sloped)(slope=0.25)
+    trainer = small(model=model, evals={"test": Eval(data=small().evals["test"].data, transform=doubled_slope)})
+    state = trainer.init()
+    steeper = ek.override(trainer, {"model.slope": 0.5})
+    other = ek.override(trainer, {"model.slope": 0.5, "evals.test.transform": None})
+    assert trainer.evaluate(state) == other.evaluate(state)
+    assert steeper.evaluate(state) != trainer.evaluate(state)
 
 
 @pytest.mark.parametrize("transform", [without_argument, of_what, to_a_number])
@@ -438,12 +457,19 @@ class Median(ek.metrics.Metric):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 50])
-def test_all_rows_are_gathered_on_the_host(batch_size):
+def test_all_rows_are_gathered_on_the_host(batch_size, compilations):
     data = {"x": np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)}
     metrics = {"median": Median("batch.x"), "mean": ek.metrics.Mean("batch.x")}
     one = Eval(data=InMemory(data, batch_size=batch_size), metrics=metrics, every=10)
     result = small(evals={"test": one}).train()
     assert [row.split for row in result.history] == ["test", "test", "train", "test"]
+    (prepared,) = prepare(small(evals={"test": one})).evals
+    view, batches = ek.train._check.view_of(result.state), list(prepared.data.epoch())
+    aux = ek.evals.evaluate(prepared.config, view, batches, prepared.empty)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(aux.metrics["median"]))
+    compilations.clear()
+    ek.evals.evaluate(prepared.config, view, batches, prepared.empty)
+    assert compilations.names == []
     assert result.metrics["test/median/median"] == pytest.approx(np.median(data["x"][:, 0]))
     assert result.metrics["test/median/count"] == 16
     assert result.metrics["test/mean"] == pytest.approx(data["x"].mean(), abs=1e-6)
@@ -453,3 +479,37 @@ def test_all_rows_of_a_training_interval_are_refused(snapshot):
     with pytest.raises(EquikdError) as error:
         small(metrics={"median": Median("batch.x")}).train()
     snapshot("rows_in_training", str(error.value))
+
+
+def test_a_median_is_of_all_rows_in_their_order():
+    values = np.arange(10, dtype=np.float32)
+    data = {"x": np.stack([values, values], axis=1)}
+    one = Eval(data=InMemory(data, batch_size=4), metrics={"median": Median("batch.x")})
+    (prepared,) = prepare(small(evals={"test": one})).evals
+    view = ek.train._check.view_of(small().init())
+    aux = ek.evals.evaluate(prepared.config, view, prepared.data.epoch(), prepared.empty)
+    np.testing.assert_array_equal(aux.metrics["median"].rows.real(), values)
+
+
+@pytest.mark.parametrize("path", ["preds[", "", "batch..x", "grads["], ids=["bracket", "empty", "dots", "of_training"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_misspelt_key_path_is_told_with_its_place(path, accumulate):
+    wrong = small(metrics={"mean": ek.metrics.Mean(values=path)}, accumulate=accumulate)
+    with pytest.raises(EquikdError, match=r"metrics\.mean\.values"):
+        wrong.train()
+
+
+class Shifted(eqx.Module):
+    """A transform that holds a number, so it cannot be hashed while it is traced."""
+
+    shift: Any
+
+    def __call__(self, model: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + self.shift if eqx.is_inexact_array(leaf) else leaf, model)
+
+
+def test_a_transform_may_be_a_module():
+    trainer = ek.override(small(), {"evals.test.transform": ek.lazy(Shifted)(0.0)})
+    state = trainer.init()
+    assert trainer.evaluate(state) == small().evaluate(state)
+    assert ek.override(trainer, {"evals.test.transform.shift": 1.0}).evaluate(state) != trainer.evaluate(state)

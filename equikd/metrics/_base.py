@@ -41,6 +41,11 @@ class BaseMetric(abc.ABC):
     def takes_mask(self) -> bool:
         """Whether rows of padding are left out; a metric for which this is False does not fit padded data."""
 
+    @property
+    @abc.abstractmethod
+    def inner(self) -> "Metric":
+        """The metric itself, or what a wrapper is around in the end."""
+
     @abc.abstractmethod
     def reads(self) -> dict[str, str]:
         """The key paths: field, `preds` or `metric.preds`, -> path."""
@@ -103,6 +108,11 @@ class Metric(BaseMetric):
     def takes_mask(self) -> bool:
         """Whether rows of padding are left out: there is a mask, and `from_values` takes it."""
         return self.mask is not None and "mask" in arguments_of(type(self).from_values)[0]
+
+    @property
+    def inner(self) -> "Metric":
+        """The metric itself."""
+        return self
 
     @final
     def reads(self) -> dict[str, str]:

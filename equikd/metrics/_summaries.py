@@ -9,6 +9,7 @@ host, equal by content. `ShowImages`, `ShowTexts` and `Histogram` make the usual
 """
 
 import dataclasses
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, final
 
@@ -83,7 +84,7 @@ class Images(Summary):
             got = f"{pixels.dtype}{list(pixels.shape)}"
             expected = "uint8[n, h, w, c], c being 1, 3 or 4"
             fix = None if pixels.dtype == np.uint8 else "ek.metrics.Images.of(values, low=0.0, high=1.0)"
-            raise WiringError(message("Images: no images", got=got, expected=expected, fix=fix))
+            raise WiringError(message("Images: not images", got=got, expected=expected, fix=fix))
         object.__setattr__(self, "pixels", pixels)
 
     @classmethod
@@ -101,7 +102,7 @@ class Images(Summary):
         values = np.asarray(values)
         if not (values.dtype in (np.uint8, np.bool_) or jnp.issubdtype(values.dtype, jnp.floating)):
             got, fix = f"{values.dtype}{list(values.shape)}", "astype: of other ints nobody knows which one is white"
-            raise WiringError(message("Images: no images", got=got, expected="floats, bools or uint8", fix=fix))
+            raise WiringError(message("Images: not images", got=got, expected="floats, bools or uint8", fix=fix))
         return cls(as_pixels(values, low, high))
 
     def __repr__(self) -> str:
@@ -149,13 +150,13 @@ class Texts(Summary):
     texts: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        wrong = [self.texts] if isinstance(self.texts, str | bytes) else [t for t in self.texts if type(t) is not str]
+        alone = isinstance(self.texts, str | bytes) or not isinstance(self.texts, Iterable)
+        texts = (self.texts,) if alone else tuple(self.texts)
+        wrong = texts if alone else [text for text in texts if type(text) is not str]
         if wrong:
             got = f"{type(wrong[0]).__name__} {wrong[0]!r:.80}"
-            raise WiringError(
-                message("Texts: no tuple of texts", got=got, expected='Texts(("one", "two")), all of str')
-            )
-        object.__setattr__(self, "texts", tuple(self.texts))
+            raise WiringError(message("Texts: not a tuple of texts", got=got, expected='Texts(("one", "two"))'))
+        object.__setattr__(self, "texts", texts)
 
     def __repr__(self) -> str:
         shown = [repr(text if len(text) <= _SHORT else text[: _SHORT - 3] + "...") for text in self.texts[:3]]
@@ -189,7 +190,7 @@ class BinCounts(Summary):
 
     def __post_init__(self) -> None:
         counts, edges = _kept(self.counts), _kept(self.edges)
-        if counts.ndim != 1 or edges.shape != (len(counts) + 1,):
+        if counts.ndim != 1 or len(counts) < 1 or edges.shape != (len(counts) + 1,):
             got = f"counts {list(counts.shape)}, edges {list(edges.shape)}"
             raise WiringError(message("BinCounts: no bins", got=got, expected="one edge more than counts"))
         kept = {"counts": counts, "edges": edges, "below": int(self.below), "above": int(self.above)}

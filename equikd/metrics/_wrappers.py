@@ -8,11 +8,13 @@ A wrapper has no key paths of its own: `reads` and the errors speak of those of 
 
 from typing import Any, final
 
+import jax
+
 from equikd.config import config
 from equikd.errors import ConfigError, WiringError, listing, message, nearest
-from equikd.metrics._base import BaseMetric, Metric, is_numeric
+from equikd.metrics._base import BaseMetric, Metric
 from equikd.metrics._nested import nested
-from equikd.metrics._state import State, state_field
+from equikd.metrics._state import State, state_field, static_field
 from equikd.tree import named_leaves
 from equikd.wiring import Context, Unwired, key_paths, lookup, place_of, standing_at
 
@@ -20,10 +22,15 @@ from equikd.wiring import Context, Unwired, key_paths, lookup, place_of, standin
 class Skipped(State):
     """The state of a metric that has been left out; it gives no result.
 
+    Attributes:
+        missing: the key path that leads nowhere.
+
     Example:
-        >>> (Skipped() | Skipped()).compute()
+        >>> (Skipped("batch.label") | Skipped("batch.label")).compute()
         {}
     """
+
+    missing: str = static_field()
 
     def compute(self) -> dict[str, Any]:
         """Nothing."""
@@ -55,7 +62,7 @@ class SkipIfMissing(BaseMetric):
         """Refuse a path that the metric does not read."""
         paths = self.metric.reads()
         if self.missing not in paths.values():
-            what = f"SkipIfMissing.missing = {self.missing!r}: the metric does not read it"
+            what = f"missing = {self.missing!r}: the metric does not read it"
             near, read = nearest(self.missing, paths.values()), listing(dict.fromkeys(paths.values()))
             raise ConfigError(message(what, expected=f"one of {read}", near=near))
 
@@ -63,6 +70,11 @@ class SkipIfMissing(BaseMetric):
     def takes_mask(self) -> bool:
         """As the metric."""
         return self.metric.takes_mask
+
+    @property
+    def inner(self) -> Metric:
+        """What this is around in the end."""
+        return self.metric.inner
 
     def reads(self) -> dict[str, str]:
         """The key paths of the metric, below `metric`."""
@@ -83,7 +95,7 @@ class SkipIfMissing(BaseMetric):
         """The state of the metric, or `Skipped`."""
         self.connect(context)  # what else is wrong is an error, missing or not
         if self._is_missing(context):
-            return Skipped()
+            return Skipped(self.missing)
         with standing_at(f"{place_of(self)}.metric"):
             return self.metric.from_context(context)
 
@@ -140,6 +152,11 @@ class TreeMap(BaseMetric):
         """As the metric."""
         return self.metric.takes_mask
 
+    @property
+    def inner(self) -> Metric:
+        """What this is around in the end."""
+        return self.metric.inner
+
     def reads(self) -> dict[str, str]:
         """The key paths of the metric, below `metric`."""
         return {f"metric.{name}": path for name, path in self.metric.reads().items()}
@@ -158,8 +175,11 @@ class TreeMap(BaseMetric):
             WiringError: no argument is a tree, or two trees have other paths; with key paths. And what the metric says.
         """
         arguments, where = self.connect(context), f"{place_of(self)}.metric"
-        trees = {name: named_leaves(value) for name, value in arguments.items() if not is_numeric(value)}
-        trees.pop("mask", None)
+        trees = {
+            name: named_leaves(value)
+            for name, value in arguments.items()
+            if name != "mask" and not jax.tree_util.treedef_is_leaf(jax.tree.structure(value))
+        }
         first = self._paths(trees, where)
         states = {}
         for path in first:
@@ -182,13 +202,6 @@ class TreeMap(BaseMetric):
             if lack or more:
                 only = ((first, lack), (other, more))
                 got = "\n".join(f"only in {read[name]!r}: {listing(paths)}" for name, paths in only if paths)
-                what = f"{where}: the trees {read[first]!r} and {read[other]!r} have other paths"
-                raise WiringError(message(what, got=got))
+                what = f"{where}: the trees {read[first]!r} and {read[other]!r} have different paths"
+                raise WiringError(message(what, got=got, expected="the same paths in all of them, or arrays"))
         return list(trees[first])
-
-
-def innermost(owner: Any) -> Any:
-    """What a wrapper is around in the end; anything else itself."""
-    while isinstance(owner, SkipIfMissing | TreeMap):
-        owner = owner.metric
-    return owner

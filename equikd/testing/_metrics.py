@@ -65,4 +65,5 @@ def check_metric(metric: Any, **options: Unpack[LawOptions]) -> None:
     def of(batch: Batch) -> State:
         return traced(jax.tree.map(lambda x: jnp.asarray(x) if is_array(x) else x, batch.arguments), batch.mask)
 
-    run(Laws(of, traced, metric.takes_mask, takes, chosen["rtol"]).check, metric.from_values, chosen)
+    splits = takes and not metric.couples_rows
+    run(Laws(of, traced, metric.takes_mask, splits, chosen["rtol"]).check, metric.from_values, chosen)

@@ -23,7 +23,6 @@ from equikd.errors import ConfigError, EquikdError, WiringError, message, report
 from equikd.evals import Eval, View, eval_context, transformed
 from equikd.losses import Loss, LossState
 from equikd.metrics import BaseMetric, TwoFloat
-from equikd.metrics._wrappers import innermost
 from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
 from equikd.model._floats import NEEDS_VALUE, line_of
 from equikd.train._cache import Cache, structure_key
@@ -32,7 +31,7 @@ from equikd.train._step import forward
 from equikd.train._uncoupled import refusals
 from equikd.tree import join, parse
 from equikd.typing import ShapeError
-from equikd.wiring import UNSET, Context, Unwired, key_paths, standing_at
+from equikd.wiring import UNSET, Context, Unwired, key_paths, root_of, standing_at
 
 _RESERVED = ("loss", "losses", "weighted")
 _SHAPE_ERRORS = (TypeError, ValueError, NameError)  # what JAX, Equinox and jaxtyping raise for what does not fit
@@ -144,7 +143,7 @@ def _eval_errors(name: str, one: Eval, config: Any, view: View, spec: Batch, kno
             errors: list[str] = []
             _check_owners(config, context, {}, errors, only=part)
             if getattr(one, part) is None:
-                shared.extend(text + message("", fix=fix) if "leads nowhere" in text else text for text in errors)
+                shared.extend(text if "\n  fix:" in text else text + message("", fix=fix) for text in errors)
             else:
                 own.extend(errors)
 
@@ -263,7 +262,7 @@ def _state(owner: Any, context: Context, where: str, errors: list[str]) -> Any:
 
 
 def _owner_message(error: Exception, owner: Any, context: Context, where: str) -> str:
-    values, owner = owner.connect(context), innermost(owner)
+    values, owner = owner.connect(context), owner if isinstance(owner, Loss) else owner.inner
     method, paths = type(owner).values if isinstance(owner, Loss) else type(owner).from_values, key_paths(owner)
     annotations = {name: p.annotation for name, p in inspect.signature(method).parameters.items()}
     wanted = [f"{name}: {_spelled(a)}" for name, a in annotations.items() if a not in (inspect.Parameter.empty, Any)]
@@ -291,18 +290,14 @@ def unwired(owner: Any, context: Context, where: str) -> list[str]:
         kept = [
             (name, text)
             for name, text in error.errors
-            if not (missing and _is_below_preds(key_paths(error.owner).get(name)))
+            if not (missing and root_of(key_paths(error.owner).get(name, "")) == "preds")
         ]
         return Unwired(error.owner, kept, error.unfilled, error.below).lines(where)
     return []
 
 
 def _waits_for_predictions(owner: Any, context: Context) -> bool:
-    return context.preds is UNSET and any(map(_is_below_preds, owner.reads().values()))
-
-
-def _is_below_preds(path: str | None) -> bool:
-    return path is not None and (path == "preds" or path.startswith(("preds.", "preds[")))
+    return context.preds is UNSET and "preds" in map(root_of, owner.reads().values())
 
 
 def view_of(state: TrainState) -> View:
@@ -359,9 +354,13 @@ def _of_training(owner: Any, context: Context, left_out: Collection[tuple[str, .
         owner.connect(context)
     except Unwired as error:
         paths = key_paths(error.owner)
-        missing = [parse(paths[name]) for name, _ in error.errors if name in paths]
-        return any(keys[0] in _TRAINING or keys[:2] in left_out for keys in missing)
+        missing = [paths[name] for name, _ in error.errors if name in paths]
+        return any(root_of(path) in _TRAINING or _begins_with(path, left_out) for path in missing)
     return False
+
+
+def _begins_with(path: str, beginnings: Collection[tuple[str, ...]]) -> bool:
+    return root_of(path) != "" and parse(path)[:2] in beginnings
 
 
 __all__ = ["abstract", "check", "check_kinds", "eval_view", "inherited", "view_of"]

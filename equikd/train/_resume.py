@@ -211,14 +211,10 @@ def changes(old_text: str, new: Any, new_text: str) -> str:
         old_text: the text of config.json.
         new: the trainer.
         new_text: its JSON.
-
-    Raises:
-        ConfigError: arrays in the config are others than those that the run was started with; with their paths.
     """
     old_plain, new_plain = json.loads(old_text), json.loads(new_text)
     if old_plain == new_plain:
         return ""
-    _refuse_other_arrays(old_plain, new_plain)
     try:
         old = from_json(old_text)
     except Exception:  # it holds what only the process that wrote it had, or what has gone since: compare the texts
@@ -313,8 +309,17 @@ def _is_empty(interval: Any, empty: Any) -> bool:
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def _refuse_other_arrays(old: Any, new: Any) -> None:
-    before, after = dict(_held_arrays(old, ())), dict(_held_arrays(new, ()))
+def refuse_other_arrays(old_text: str, new_text: str) -> None:
+    """Refuse to go on with other arrays in the config, data above all, than those that a run was started with.
+
+    Args:
+        old_text: the text of config.json.
+        new_text: the trainer's JSON.
+
+    Raises:
+        ConfigError: with the paths of the arrays.
+    """
+    before, after = (dict(_held_arrays(json.loads(text), ())) for text in (old_text, new_text))
     lines = [
         f"{path}{name}: {_spell(was)} before, {_spell(after[path].get(name))} now"
         for path, arrays in before.items()

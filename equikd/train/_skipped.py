@@ -26,13 +26,15 @@ def refuse_skipped(trainer: Any, training: Aux, spec: Batch, evals: Mapping[str,
     inheriting = [name for name in evals if trainer.evals[name].metrics is None]
     errors = []
     for name in _skipped(training):
-        if all(name in _skipped(evals[one][0]) for one in inheriting):
-            others = f" and in {listing(join(('evals', one)) for one in inheriting)}" if inheriting else ""
-            errors.append(_message(("metrics", name), trainer.metrics[name], f"in training{others}", spec))
+        having = [one for one in inheriting if name in evals[one][0].metrics]
+        if all(name in _skipped(evals[one][0]) for one in having):
+            others = f" and in {listing(join(('evals', one)) for one in having)}" if having else ""
+            errors.append(_message(("metrics", name), training.metrics[name], f"in training{others}", spec))
     for one in (one for one in evals if one not in inheriting):
         aux, batch = evals[one]
-        own = trainer.evals[one].metrics
-        errors += [_message(("evals", one, "metrics", name), own[name], "there", batch) for name in _skipped(aux)]
+        errors += [
+            _message(("evals", one, "metrics", name), aux.metrics[name], "there", batch) for name in _skipped(aux)
+        ]
     if errors:
         raise WiringError(report(f"{len(errors)} metrics are skipped wherever they stand", errors))
 
@@ -41,10 +43,7 @@ def _skipped(aux: Aux) -> list[str]:
     return [name for name, state in aux.metrics.items() if isinstance(state, Skipped)]
 
 
-def _message(at: tuple[str, ...], metric: Any, where: str, spec: Batch) -> str:
-    path = getattr(metric, "missing", None)  # None of a node that makes one
-    what = f"{join(at)}: the path that may be missing is missing {where}"
-    near = nearest(path, available(Context(batch=spec.data))) if path else ()
-    return message(
-        what, got=None if path is None else f"missing={path!r}", near=near, fix="correct it, or leave it out"
-    )
+def _message(at: tuple[str, ...], state: Any, where: str, spec: Batch) -> str:
+    what, path = f"{join(at)}: the path that may be missing is missing {where}", state.missing
+    near = nearest(path, available(Context(batch=spec.data)))
+    return message(what, got=f"missing={path!r}", near=near, fix="correct it, or leave the metric out")

@@ -27,7 +27,16 @@ from equikd.train._init import initial_state
 from equikd.train._lock import locked
 from equikd.train._loop import Output, Saving, loop, read, run_eval
 from equikd.train._progress import Console
-from equikd.train._resume import begin, changes, restored, results_again, state_at, tell, tell_unloadable
+from equikd.train._resume import (
+    begin,
+    changes,
+    refuse_other_arrays,
+    restored,
+    results_again,
+    state_at,
+    tell,
+    tell_unloadable,
+)
 from equikd.train._setup import Setup, part, pipeline, prepare
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper, run_once
@@ -189,7 +198,10 @@ class Trainer:
         keep = self.checkpoints.keep if self.checkpoints else 1
         with locked(directory), CheckpointStore(directory.checkpoints, keep) as store:
             directory.check()  # again, now that nobody else writes there
-            changed = changes(directory.config_text(), self, text) if directory.exists else ""
+            changed = ""
+            if directory.exists:
+                refuse_other_arrays(directory.config_text(), text)
+                changed = changes(directory.config_text(), self, text)
             found = restored(directory, store, setup, changed)
             stepper = self._first(setup, model, model_state) if found is None else found.stepper
             start, seconds = (0, 0.0) if found is None else (found.step, found.seconds)

@@ -17,8 +17,8 @@ from equikd.errors import WiringError, listing, message, report
 from equikd.losses import Loss
 from equikd.metrics import Metric
 from equikd.metrics._base import is_numeric
-from equikd.tree import join, parse, walk
-from equikd.wiring import UNSET, Context, arguments_of, lookup, shared_axes
+from equikd.tree import is_glob, join, parse, walk
+from equikd.wiring import UNSET, Context, arguments_of, lookup, root_of, shared_axes
 
 _PREDICTIONS = ("preds", "interms")
 _ROWS = ("batch", "mask", *_PREDICTIONS)
@@ -27,7 +27,7 @@ _WHOLE = ("losses", "grads", "updates", "opt_state", "key")
 
 def _roots(owner: Any, *, mask: bool = True) -> set[str]:
     """The names of the context that an owner reads; with or without its mask."""
-    return {str(parse(path)[0]) for name, path in owner.reads().items() if mask or name != "mask"}
+    return {root_of(path) for name, path in owner.reads().items() if mask or name != "mask"}
 
 
 def reads_rows(loss: Loss) -> bool:
@@ -81,7 +81,7 @@ def _of_loss(loss: Loss, where: str, count: int, rows: int) -> Iterator[str]:
     if loss.depends_on == "batch":
         what = f"{where}: {kind} couples the rows of a batch, of which a micro-batch sees a part"
         yield message(what, got=got, expected="accumulate=1, or a loss of single rows", fix="a smaller batch_size")
-    if loss.mask is not None and parse(loss.mask)[0] in (*_PREDICTIONS, "losses"):
+    if loss.mask is not None and root_of(loss.mask) in (*_PREDICTIONS, "losses"):
         what = f"{where}.mask = {loss.mask!r}: what the loss is divided by would depend on predictions"
         expected = "a mask from the batch, which is known before anything is predicted"
         yield message(what, got=got, expected=expected, fix="return 0 from `values` where nothing is to count")
@@ -108,7 +108,7 @@ def _of_metric(metric: Any, where: str, count: int, rows: int) -> Iterator[str]:
 
 def _of_values(owner: Any, where: str, count: int, context: Context, rows: int) -> Iterator[str]:
     """What only shapes tell, as far as the context knows them; key paths that lead nowhere are told elsewhere."""
-    paths = {name: path for name, path in owner.reads().items() if parse(path)[0] in _ROWS}
+    paths = {name: path for name, path in owner.reads().items() if root_of(path) in _ROWS}
     split = reads_rows(owner) if isinstance(owner, Loss) else reads_predictions(owner)
     if not split or (context.preds is UNSET and reads_predictions(owner)):
         return
@@ -125,6 +125,12 @@ def _of_values(owner: Any, where: str, count: int, context: Context, rows: int) 
 def _keeps_rows(context: Context, path: str, rows: int) -> bool:
     """Whether row i of what a key path names is row i of the batch."""
     keys, value = parse(path), context
+    if is_glob(path):
+        try:
+            found = lookup(context, path, many=True).values()
+        except WiringError:
+            return True
+        return all(leaf.shape[:1] == context.mask.shape for leaf in found)
     for depth in range(1, len(keys) + 1):
         try:
             value = lookup(context, join(keys[:depth]))
@@ -150,6 +156,6 @@ def _is_scalar(loss: Loss, context: Context) -> bool:
         if "mask" in arguments_of(type(loss).values)[0]:
             arguments["mask"] = context.mask
         with shared_axes(context, type(loss).values, rows=False):
-            return jnp.ndim(loss.values(**arguments)) == 0
+            return jnp.ndim(jax.eval_shape(lambda: loss.values(**arguments))) == 0
     except Exception:  # whatever it is, the loss itself will say so
         return False

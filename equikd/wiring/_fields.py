@@ -137,7 +137,8 @@ class Unwired(WiringError):
         lines, where = [], where + self.below
         for name, text in self.errors:
             path = key_paths(self.owner).get(name)
-            lines.append(f"{where}.{name} = {path!r}" + text.removeprefix(repr(path)) if path else f"{where}: {text}")
+            about = f" = {text}" if path and text.startswith(repr(path)) else f" = {path!r}: {text}"
+            lines.append(f"{where}.{name}{about}")
         fields = listing(key_path_fields(type(self.owner))) or "none"
         lines += [
             message(

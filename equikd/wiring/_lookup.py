@@ -51,6 +51,20 @@ def lookup(context: Any, path: str, *, many: bool = False) -> Any:
     return value if fixed == len(keys) else _fitting(value, keys, fixed, path)
 
 
+def root_of(path: str) -> str:
+    """The name of the context that a key path begins with; empty where it is no path, which `lookup` refuses.
+
+    Example:
+        >>> root_of("preds.logits[0]"), root_of("preds[")
+        ('preds', '')
+    """
+    try:
+        keys = parse(path)
+    except PathError:
+        return ""
+    return keys[0] if keys and isinstance(keys[0], str) else ""
+
+
 def leaves_at(path: str, value: Any) -> dict[str, Any]:
     """The leaves of what a key path gave, by their paths there; for a pattern that is what it gave.
 

@@ -204,7 +204,7 @@ def test_rows_that_do_not_fit(snapshot):
         lambda: All(Rows(one, one)),
         lambda: First(Rows(np.ones(3), two)),
         lambda: All(Rows(one, two)) | All(Rows(np.ones((2, 1), np.float32), two)),
-        lambda: Aux(metrics={"auc": Inside(All(Rows(one, two)))}).empty(),
+        lambda: Aux(metrics={"auc": Inside(All(Rows(one, two)))}).check_fixed(),
     ):
         with pytest.raises(WiringError) as error:
             broken()

@@ -56,17 +56,6 @@ class Both(ek.metrics.Metric):
         return ek.metrics.Average.of(preds[:, 0] * jnp.square(grads).sum(), mask)
 
 
-@ek.config.config
-class Wrapped(ek.metrics.Metric):
-    """A metric of another's values."""
-
-    inner: ek.metrics.Metric
-    params: ek.KeyPath = "params.weight"
-
-    def from_values(self, params: Any, mask: Any) -> Any:
-        return self.inner.from_values(params, mask)
-
-
 WRONG = {
     "losses": {
         "contrast": ek.losses.Contrastive(queries="preds.a", keys="preds.b"),
@@ -79,7 +68,7 @@ WRONG = {
         "both": Both(preds="preds.a", grads="grads.weight"),
         "norm": ek.metrics.Norm(tree="preds.a"),
         "unmasked": Unmasked(preds="preds.a"),
-        "wrapped": Wrapped(inner=ek.metrics.Norm(tree="preds.a")),
+        "wrapped": ek.metrics.SkipIfMissing(ek.metrics.Norm(tree="preds.a"), missing="preds.a"),
         "some": ek.metrics.Mean(values="preds.a[:3]", mask=None),
     },
 }
