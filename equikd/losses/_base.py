@@ -28,6 +28,7 @@ from equikd.errors import ConfigError, message
 from equikd.metrics import State, TwoFloat, sum_field
 from equikd.metrics._average import masked_sum
 from equikd.metrics._base import all_kept, checked, connect, explained, is_numeric, kept_and_real
+from equikd.metrics._sums import count_dtype
 from equikd.optim import Schedule
 from equikd.tree import parse
 from equikd.typing import Array, Bool, Inexact, Int
@@ -43,7 +44,7 @@ class LossState(State):
 
     Attributes:
         exact: sum of the unweighted values, float32 (float64 for 64-bit values) and its error; a plain array will do.
-        count: what the sum is divided by, int32.
+        count: what the sum is divided by, int32 (int64 under x64).
 
     Example:
         >>> (LossState(jnp.float32(3.0), jnp.int32(2)) | LossState(jnp.float32(0.0), jnp.int32(0))).compute().item()
@@ -169,7 +170,7 @@ class Loss(abc.ABC):
         own = None if self.mask is None else lookup(context, self.mask)
         with explained(self, type(self).values, {"mask": own}, context):
             mask, real = kept_and_real(own, context)
-        return (_everything(mask, real) if self.normalize_by == "values" else mask).sum(dtype=jnp.int32)
+        return (_everything(mask, real) if self.normalize_by == "values" else mask).sum(dtype=count_dtype())
 
     @final
     def weight_at(self, step: Any) -> Any:

@@ -14,11 +14,13 @@ from equikd.metrics._classification import Accuracy as Accuracy
 from equikd.metrics._classification import BinaryAccuracy as BinaryAccuracy
 from equikd.metrics._classification import ConfusionMatrix as ConfusionMatrix
 from equikd.metrics._classification import TopKAccuracy as TopKAccuracy
+from equikd.metrics._collect import CollectFirst as CollectFirst
 from equikd.metrics._general import Max as Max
 from equikd.metrics._general import Mean as Mean
 from equikd.metrics._general import Min as Min
 from equikd.metrics._general import Sum as Sum
 from equikd.metrics._image import PSNR as PSNR
+from equikd.metrics._image import SSIM as SSIM
 from equikd.metrics._likelihood import ExpectedCalibrationError as ExpectedCalibrationError
 from equikd.metrics._likelihood import Perplexity as Perplexity
 from equikd.metrics._likelihood import TokenAccuracy as TokenAccuracy

@@ -95,12 +95,15 @@ class Aux(eqx.Module):
             WiringError: a state has a `concat_field`; with metric and field.
         """
         got = "\n".join(
-            f"{name!r}: {type(state).__qualname__}.{path} = concat_field()"
+            f"metric {name!r}: {type(state).__qualname__}.{path} = concat_field()"
             for name, state in self.metrics.items()
             for path in growing_fields(state)
         )
         if got:
-            fix = "keep as many rows as are needed: ek.metrics.truncate_field(n)"
+            fix = (
+                "give room for a number of rows: concat_field(size=N), or size=N of a shipped metric\n"
+                "or compute the metric in evals alone: Eval(metrics={...})"
+            )
             raise WiringError(message("rows without a limit cannot be accumulated on the device", got=got, fix=fix))
 
     def parted(self) -> tuple["Aux", "Aux"]:

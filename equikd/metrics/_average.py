@@ -9,7 +9,7 @@ import math
 import jax.numpy as jnp
 
 from equikd.metrics._state import State, sum_field
-from equikd.metrics._sums import TwoFloat, fitting_mask, sum_dtype
+from equikd.metrics._sums import TwoFloat, count_dtype, fitting_mask, sum_dtype
 from equikd.typing import Array, Bool, Inexact, Int, Shaped
 
 
@@ -24,7 +24,8 @@ def masked_sum(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> tuple[
         mask: bool, `*m`.
 
     Returns:
-        The sum in float32 (float64 for 64-bit values), and the int32 count of true elements of `mask`.
+        The sum in float32 (float64 for 64-bit values), and the count of true elements of `mask`, int32 (int64
+        under x64).
 
     Raises:
         WiringError: `mask` is not bool, or its axes are not the first axes of `values`; names both shapes.
@@ -40,7 +41,7 @@ def masked_sum(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> tuple[
     each = math.prod(values.shape[mask.ndim :])
     if each > 1:
         total = total / each
-    return total, mask.sum(dtype=jnp.int32) if each else jnp.zeros((), jnp.int32)
+    return total, mask.sum(dtype=count_dtype()) if each else jnp.zeros((), count_dtype())
 
 
 class Average(State):
@@ -50,7 +51,7 @@ class Average(State):
 
     Attributes:
         exact: sum over the rows that the mask keeps, float32 (float64 for 64-bit values) and its error.
-        count: how many those are, int32.
+        count: how many those are, int32 (int64 under x64).
 
     Example:
         >>> first, second = Average.of(jnp.array([1.0, 2.0])), Average.of(jnp.array([6.0]))

@@ -12,7 +12,7 @@ from equikd.config import config
 from equikd.errors import ConfigError, WiringError, message
 from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._elements import counted, each, wide
+from equikd.metrics._elements import class_index, counted, each, wide
 from equikd.metrics._state import State, static_field, sum_field
 from equikd.typing import Array, Bool, Float, Int, Integer, Num
 from equikd.wiring import KeyPath
@@ -44,7 +44,7 @@ class Accuracy(Metric):
     ) -> Average:
         """Number of right predictions and of predictions, over the rows that the mask keeps."""
         labels = labels.argmax(axis=-1) if labels.ndim == preds.ndim else labels
-        return Average.of(preds.argmax(axis=-1).astype(jnp.int32) == labels.astype(jnp.int32), mask)
+        return Average.of(preds.argmax(axis=-1).astype(jnp.int32) == class_index(labels, preds.shape[-1]), mask)
 
 
 @config
@@ -78,9 +78,10 @@ class TopKAccuracy(Metric):
     ) -> Average:
         """Number of labels that rank high enough and of labels, over what the mask keeps."""
         classes = jnp.arange(preds.shape[-1], dtype=jnp.int32)
-        is_label = classes == labels.astype(jnp.int32)[..., None]
+        labels = class_index(labels, preds.shape[-1])[..., None]
+        is_label = classes == labels
         own = jnp.where(is_label, preds, jnp.full_like(preds, -jnp.inf)).max(axis=-1, keepdims=True)
-        behind = (own > preds) | ((own == preds) & (classes >= labels.astype(jnp.int32)[..., None]))
+        behind = (own > preds) | ((own == preds) & (classes >= labels))
         rank = jnp.sum(~behind, axis=-1, dtype=jnp.int32)  # a nan is behind nothing
         return Average.of(is_label.any(axis=-1) & (rank < self.k), mask)
 
@@ -126,7 +127,7 @@ class Confusions(State):
     """How often each class was taken for each class.
 
     Attributes:
-        counts: int32 `true predicted`.
+        counts: int32 (int64 under x64), `true predicted`.
         max_classes: with more classes, there are no results.
 
     Example:
@@ -178,8 +179,7 @@ class ConfusionMatrix(Metric):
     ) -> Confusions:
         """Counts over what the mask keeps."""
         classes = preds.shape[-1]
-        keep, labels = each(labels, mask), labels.astype(jnp.int32)
+        keep, labels = each(labels, mask), class_index(labels, classes)
         chosen = preds.argmax(axis=-1).astype(jnp.int32)
-        inside = keep & (labels >= 0) & (labels < classes)
-        cells = counted(jnp.where(inside, labels, jnp.zeros_like(labels)) * classes + chosen, inside, classes**2)
+        cells = counted(jnp.maximum(labels, 0) * classes + chosen, keep & (labels >= 0), classes**2)
         return Confusions(cells.reshape(classes, classes), self.max_classes)

@@ -8,10 +8,11 @@ of indices whose memory does not grow with the classes times the rows.
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equikd.metrics._sums import fitting_mask, sum_dtype
+from equikd.metrics._sums import count_dtype, fitting_mask, sum_dtype
 from equikd.typing import Array, Bool, Inexact, Int, Integer, Shaped
 
 
@@ -37,6 +38,18 @@ def wide(values: Shaped[Array, "..."]) -> Inexact[Array, "..."]:
     return values.astype(sum_dtype(values.dtype))
 
 
+def together(one: Shaped[Array, "..."], other: Shaped[Array, "..."]) -> tuple[Any, Any]:
+    """Both in their common dtype, float32 at least.
+
+    Example:
+        >>> [array.dtype.name for array in together(jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int8))]
+        ['float32', 'float32']
+    """
+    with jax.numpy_dtype_promotion("standard"):  # the caller may have made mixing an error
+        dtype = sum_dtype(jnp.result_type(one, other))
+    return one.astype(dtype), other.astype(dtype)
+
+
 def kept(values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> Inexact[Array, "..."]:
     """The values, `wide`, with 0 where the mask is False.
 
@@ -56,14 +69,33 @@ def counted(index: Integer[Array, "..."], mask: Bool[Array, "..."], size: int) -
         mask: bool, of the same shape.
         size: number of counts.
 
+    Returns:
+        The counts, int32 (int64 under x64).
+
     Example:
         >>> counted(jnp.array([0, 2, 2, -1, 7]), jnp.ones(5, bool), 3).tolist()
         [1, 0, 2]
     """
-    index = index.astype(jnp.int32)
-    inside = mask & (index >= 0) & (index < size)  # a negative index would count from the end
-    index = jnp.where(inside, index, jnp.full_like(index, size))
-    return jnp.zeros(size, jnp.int32).at[index.ravel()].add(jnp.int32(1), mode="drop")
+    index = class_index(index, size)
+    index = jnp.where(mask & (index >= 0), index, jnp.full_like(index, size))  # -1 would count from the end
+    return jnp.zeros(size, count_dtype()).at[index.ravel()].add(jnp.ones((), count_dtype()), mode="drop")
+
+
+def class_index(labels: Integer[Array, "*n"], classes: int) -> Int[Array, "*n"]:
+    """Labels as int32, -1 where a label is no class; looked at in their own dtype, so that a large one does not wrap.
+
+    Example:
+        >>> class_index(jnp.array([0, 255, 1], jnp.uint8), 2).tolist()
+        [0, -1, 1]
+    """
+    labels = labels.astype(jnp.int32) if labels.dtype.itemsize < 4 else labels  # a limit of 300 does not fit uint8
+    inside = (labels >= 0) & (labels < classes)
+    return jnp.where(inside, labels.astype(jnp.int32), jnp.full(labels.shape, -1, jnp.int32))
+
+
+def floats(counts: Int[Array, "*n"]) -> Inexact[Array, "*n"]:
+    """Counts as floats to compute with: float64 on the host, which holds each of them, else JAX's default."""
+    return counts.astype(np.float64 if arrays_of(counts) is np else jnp.result_type(float))
 
 
 def arrays_of(*values: Any) -> ModuleType:

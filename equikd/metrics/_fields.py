@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -31,6 +31,7 @@ class Rule:
         merge: two values of the field -> one.
         empty: the field's shapes (a pytree of `ShapeDtypeStruct`) -> the identity of `merge`, as numpy arrays.
         reduce: values stacked along the first axis -> one; by default pair after pair with `merge`.
+        gather: many values on the host -> one, in order; by default one after the other with `merge`.
         finish: the value on the host, at the end -> what `compute` sees, or an error.
         fixed: whether merging keeps the shape.
         ordered: whether the value depends on the order of the rows.
@@ -39,9 +40,15 @@ class Rule:
     merge: Callable[[Any, Any], Any]
     empty: Callable[[Any], Any]
     reduce: Callable[[Any], Any] | None = None
+    gather: Callable[[Sequence[Any]], Any] | None = None
     finish: Callable[[Any], Any] = lambda value: value
     fixed: bool = True
     ordered: bool = False
+
+    def gathered(self, values: Sequence[Any]) -> Any:
+        """The merge of many values on the host, in order, as numpy arrays."""
+        merged = functools.reduce(self.merge, values) if self.gather is None else self.gather(values)
+        return jax.device_get(merged)
 
     def reduced(self, stacked: Any) -> Any:
         """The merge of values stacked along the first axis, in order."""
@@ -124,11 +131,39 @@ def _two_floats(value: Any) -> Any:
 
 _SUM = dataclasses.replace(_leafwise(_add, _zero), finish=_not_overflowed)
 _EXACT = Rule(_add_exactly, _leafwise(_add, _zero).empty)
+
+
+def _real_rows(rows: Rows) -> Rows:
+    return Rows(rows.real(), rows.valid[rows.valid])
+
+
+def _all_fit(size: int, rows: Rows) -> Rows:
+    if np.asarray(rows.valid).all():
+        what = f"more rows have come than the {size:,} that fit"
+        fix = (
+            "a larger size: concat_field(size=N), or size=N of a shipped metric\nor fewer rows, as in shorter intervals"
+        )
+        raise OverflowError(message(what, got=f"at least {size + 1:,} rows", expected=f"at most {size:,}", fix=fix))
+    return _real_rows(rows)
+
+
+def _first(n: int, finish: Callable[[Rows], Rows]) -> Rule:
+    """The first n real rows, in a fixed shape."""
+    return Rule(
+        lambda a, b: first_rows(concatenated(a, b), n),
+        lambda shapes: no_rows(shapes, n),
+        gather=lambda parts: first_rows(concatenated(*parts), n),
+        finish=finish,
+        ordered=True,
+    )
+
+
 _CONCAT = Rule(
     concatenated,
     lambda shapes: no_rows(shapes, 0),
     flattened,
-    lambda rows: Rows(rows.real(), rows.valid[rows.valid]),
+    lambda parts: concatenated(*parts),
+    _real_rows,
     fixed=False,
     ordered=True,
 )
@@ -211,17 +246,26 @@ def truncate_field(n: int) -> Any:
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ConfigError(message("truncate_field(n) keeps n rows", got=repr(n), expected="an int of at least 1"))
-    rule = Rule(
-        lambda a, b: first_rows(concatenated(a, b), n),
-        lambda shapes: no_rows(shapes, n),
-        finish=_CONCAT.finish,
-        ordered=True,
-    )
+    return _rows_field(_first(n, _real_rows), n)
+
+
+def _rows_field(rule: Rule, n: int) -> Any:
     return eqx.field(converter=lambda rows: first_rows(checked_rows(rows), n), metadata={"merge": rule})
 
 
-def concat_field() -> Any:
-    """A field that keeps all rows, `Rows`; its shape grows, so it is for states that are merged on the host.
+def concat_field(size: int | None = None) -> Any:
+    """A field that keeps all rows, `Rows`.
+
+    Without a size its shape grows, so it is for states that are merged on the host, as in an eval. With a size it has
+    room for that many real rows in a fixed shape: on the device, in scan and vmap, and over a training interval. No row
+    is dropped in silence: with more rows than fit, `finalize`, and so each result, is an error.
+
+    Args:
+        size: how many real rows fit, at least 1; None: any number.
+
+    Raises:
+        ConfigError: `size` is no positive int.
+        OverflowError: (from `State.finalize`) more real rows have come than fit.
 
     Example:
         >>> import equikd as ek
@@ -233,6 +277,12 @@ def concat_field() -> Any:
         >>> float((one | All(Rows(jnp.array([7.0]), jnp.ones(1, bool)))).compute())
         2.0
     """
+    if size is not None:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            expected = "an int of at least 1, or None for any number"
+            raise ConfigError(message("concat_field(size=n) has room for n rows", got=repr(size), expected=expected))
+        # One row more than fits: if even that one is real, there were too many.
+        return _rows_field(_first(size + 1, functools.partial(_all_fit, size)), size + 1)
     return eqx.field(converter=checked_rows, metadata={"merge": _CONCAT})
 
 

@@ -7,6 +7,7 @@ from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
 from equikd.metrics._elements import each, kept
 from equikd.metrics._state import State, empty_state, max_field, min_field, sum_field
+from equikd.metrics._sums import TwoFloat
 from equikd.typing import Array, Bool, Inexact, Shaped
 from equikd.wiring import KeyPath
 
@@ -34,28 +35,29 @@ class Mean(Metric):
 
 
 class Total(State):
-    """A sum.
+    """A sum, which does not drift over a long run.
 
     Attributes:
-        value: float32 (float64 for 64-bit values).
+        exact: float32 (float64 for 64-bit values) and its error.
 
     Example:
         >>> (Total(jnp.float32(1)) | Total(jnp.float32(2))).compute().item()
         3.0
     """
 
-    value: Inexact[Array, ""] = sum_field()
+    exact: TwoFloat = sum_field(exact=True)
 
     def compute(self) -> Inexact[Array, ""]:
         """The sum; 0 of nothing."""
-        return self.value
+        return self.exact.value
 
 
 @config
 class Sum(Metric):
     """The sum of values: sum(values where mask), 0 of nothing; numpy's `sum`.
 
-    Ints and bools count as their float32 values, bf16 is summed in float32.
+    Ints and bools count as their float32 values, bf16 is summed in float32; the sums of batches are added with their
+    rounding errors.
 
     Example:
         >>> values, mask = jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False])
@@ -68,7 +70,7 @@ class Sum(Metric):
 
     def from_values(self, values: Shaped[Array, "..."], mask: Bool[Array, "..."]) -> Total:
         """Sum of the values that the mask keeps."""
-        return Total(kept(values, mask).sum())
+        return Total(TwoFloat.of(kept(values, mask).sum()))
 
 
 class Lowest(State):

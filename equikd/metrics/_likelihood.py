@@ -14,8 +14,9 @@ from equikd.config import config
 from equikd.errors import ConfigError, message
 from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._elements import arrays_of, counted, each, wide
+from equikd.metrics._elements import arrays_of, class_index, counted, each, wide
 from equikd.metrics._state import State, state_field, sum_field
+from equikd.metrics._sums import TwoFloat
 from equikd.typing import Array, Bool, Float, Int, Integer
 from equikd.wiring import KeyPath
 
@@ -75,9 +76,9 @@ class Perplexity(Metric):
         keep, classes = _tokens(labels, mask, self.ignore_label), logits.shape[-1]
         logits = wide(logits)
         logits = jnp.where(keep[..., None], logits, jnp.zeros_like(logits))
-        labels = labels.astype(jnp.int32)
-        inside = (labels >= 0) & (labels < classes)
-        chosen = jnp.where(inside, labels, jnp.zeros_like(labels))[..., None]
+        labels = class_index(labels, classes)
+        inside = labels >= 0
+        chosen = jnp.maximum(labels, 0)[..., None]
         log_likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen, axis=-1)[..., 0]
         values = jnp.where(inside, -log_likelihood, jnp.full_like(log_likelihood, jnp.nan))
         return ExpAverage(Average.of(values, keep))
@@ -107,7 +108,7 @@ class TokenAccuracy(Metric):
         self, logits: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
     ) -> Average:
         """Number of right predictions and of predictions, over the tokens that count."""
-        right = logits.argmax(axis=-1).astype(jnp.int32) == labels.astype(jnp.int32)
+        right = logits.argmax(axis=-1).astype(jnp.int32) == class_index(labels, logits.shape[-1])
         return Average.of(right, _tokens(labels, mask, self.ignore_label))
 
 
@@ -115,9 +116,9 @@ class Calibration(State):
     """Confidence and accuracy by bin of confidence.
 
     Attributes:
-        confidence: sum of the confidences in each bin, float32.
-        right: how many predictions in each bin are right, int32.
-        counts: how many predictions there are in each bin, int32.
+        confidence: sum of the confidences in each bin, float32 and its error.
+        right: how many predictions in each bin are right, int32 (int64 under x64).
+        counts: how many predictions there are in each bin, as `right`.
 
     Example:
         >>> state = Calibration(jnp.array([0.0, 1.75]), jnp.array([0, 1]), jnp.array([0, 2]))
@@ -125,14 +126,16 @@ class Calibration(State):
         0.375
     """
 
-    confidence: Float[Array, " bins"] = sum_field()
+    confidence: TwoFloat = sum_field(exact=True)
     right: Int[Array, " bins"] = sum_field()
     counts: Int[Array, " bins"] = sum_field()
 
     def compute(self) -> Float[Array, ""]:
         """Sum of |right - confidence| / count; nan of nothing."""
-        gaps = abs(self.confidence - self.right.astype(self.confidence.dtype))
-        return gaps.sum() / self.counts.sum().astype(self.confidence.dtype)
+        # The counts are taken away from the larger part first, where they cancel, so that the errors are not lost.
+        high, low = self.confidence.high, self.confidence.low
+        gaps = abs((high - self.right.astype(high.dtype)) + low)
+        return gaps.sum() / self.counts.sum().astype(high.dtype)
 
 
 @config
@@ -169,10 +172,10 @@ class ExpectedCalibrationError(Metric):
         keep, logits = each(labels, mask), wide(logits)
         logits = jnp.where(keep[..., None], logits, jnp.zeros_like(logits))
         confidence = jax.nn.softmax(logits).max(axis=-1)
-        right = logits.argmax(axis=-1).astype(jnp.int32) == labels.astype(jnp.int32)
+        right = logits.argmax(axis=-1).astype(jnp.int32) == class_index(labels, logits.shape[-1])
         position = jnp.clip(jnp.ceil(confidence * self.bins) - 1, 0, self.bins - 1)
         position = jnp.where(jnp.isnan(position), jnp.zeros_like(position), position)
         index = position.astype(jnp.int32)
         weights = jnp.where(keep, confidence, jnp.zeros_like(confidence))
         sums = jnp.zeros(self.bins, confidence.dtype).at[index.ravel()].add(weights.ravel(), mode="drop")
-        return Calibration(sums, counted(index, keep & right, self.bins), counted(index, keep, self.bins))
+        return Calibration(TwoFloat.of(sums), counted(index, keep & right, self.bins), counted(index, keep, self.bins))

@@ -10,8 +10,9 @@ from equikd.metrics._base import Metric
 from equikd.metrics._elements import wide
 from equikd.metrics._nested import nested
 from equikd.metrics._state import State, sum_field
+from equikd.metrics._sums import TwoFloat, count_dtype
 from equikd.tree import parse
-from equikd.typing import Array, Bool, Float, Int, Num, PyTree
+from equikd.typing import Array, Bool, Int, Num, PyTree
 from equikd.wiring import KeyPaths, leaves_at
 
 
@@ -19,9 +20,9 @@ class Norms(State):
     """Norms of the leaves of a tree, summed over steps.
 
     Attributes:
-        total: of all leaves together, float32.
-        leaves: by path, float32; empty where only the total is wanted.
-        steps: how many steps these are, int32.
+        total: of all leaves together, float32 and its error.
+        leaves: by path, as `total`; empty where only the total is wanted.
+        steps: how many steps these are, int32 (int64 under x64).
 
     Example:
         >>> state = Norms(jnp.float32(5), {"weight": jnp.float32(4)}, jnp.int32(1))
@@ -29,16 +30,15 @@ class Norms(State):
         {'total': 5.0, 'weight': 4.0}
     """
 
-    total: Float[Array, ""] = sum_field()
-    leaves: dict[str, Float[Array, ""]] = sum_field()
+    total: TwoFloat = sum_field(exact=True)
+    leaves: dict[str, TwoFloat] = sum_field(exact=True)
     steps: Int[Array, ""] = sum_field()
 
     def compute(self) -> Any:
         """The means over the steps: the total, or a dict of it and of the leaves; nan of no step."""
-        steps = self.steps.astype(self.total.dtype)
-        if not self.leaves:
-            return self.total / steps
-        return nested({"total": self.total / steps, **{path: norm / steps for path, norm in self.leaves.items()}})
+        norms = {"total": self.total, **self.leaves}
+        means = {path: norm.value / self.steps.astype(norm.high.dtype) for path, norm in norms.items()}
+        return nested(means) if self.leaves else means["total"]
 
 
 @config
@@ -79,5 +79,6 @@ class Norm(Metric):
         squares = {path: jnp.square(jnp.abs(wide(leaf))).sum() for path, leaf in leaves.items()}
         counts = mask.any()
         norm = lambda square: jnp.where(counts, jnp.sqrt(square), jnp.zeros_like(square)).astype(jnp.float32)
-        by_path = {path: norm(square) for path, square in squares.items() if path and self.per_leaf}
-        return Norms(norm(sum(squares.values(), jnp.zeros(()))), by_path, counts.astype(jnp.int32))
+        by_path = {path: TwoFloat.of(norm(square)) for path, square in squares.items() if path and self.per_leaf}
+        total = TwoFloat.of(norm(sum(squares.values(), jnp.zeros(()))))
+        return Norms(total, by_path, counts.astype(count_dtype()))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from equikd.config import config
 from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._elements import arrays_of, each, wide
+from equikd.metrics._elements import arrays_of, kept, together
 from equikd.metrics._moments import Moments, moments_field
 from equikd.metrics._state import State, state_field
 from equikd.typing import Array, Bool, Float, Integer
@@ -16,15 +16,22 @@ from equikd.wiring import KeyPath
 
 def _errors(preds: Any, targets: Any, mask: Any) -> Any:
     """Preds - targets in float32 at least, 0 where the mask is False."""
-    preds, targets = wide(preds), wide(targets)
-    dtype = jnp.promote_types(preds.dtype, targets.dtype)
-    keep = each(preds, mask)
-    zeros = jnp.zeros(preds.shape, dtype)
-    return jnp.where(keep, preds.astype(dtype), zeros) - jnp.where(keep, targets.astype(dtype), zeros)
+    preds, targets = together(preds, targets)
+    return kept(preds, mask) - kept(targets, mask)
 
 
 @config
-class MeanSquaredError(Metric):
+class _OfNumbers(Metric):
+    """What all of these compare."""
+
+    preds: KeyPath
+    """Key path of the predictions, float `b *n`."""
+    targets: KeyPath
+    """Key path of the targets, float or int `b *n`."""
+
+
+@config
+class MeanSquaredError(_OfNumbers):
     """mean((preds - targets)^2), scikit-learn's `mean_squared_error`; nan of nothing.
 
     Example:
@@ -33,11 +40,6 @@ class MeanSquaredError(Metric):
         >>> metric.from_values(preds, targets, jnp.ones(2, bool)).compute().item()
         2.0
     """
-
-    preds: KeyPath
-    """Key path of the predictions, float `b *n`."""
-    targets: KeyPath
-    """Key path of the targets, float or int `b *n`."""
 
     def from_values(
         self,
@@ -69,7 +71,7 @@ class RootAverage(State):
 
 
 @config
-class RootMeanSquaredError(Metric):
+class RootMeanSquaredError(_OfNumbers):
     """sqrt(mean((preds - targets)^2)), scikit-learn's `root_mean_squared_error`; nan of nothing.
 
     The root of the mean over all rows, which a mean of the batches' roots is not.
@@ -80,11 +82,6 @@ class RootMeanSquaredError(Metric):
         >>> metric.from_values(preds, targets, jnp.ones(2, bool)).compute().item()
         2.0
     """
-
-    preds: KeyPath
-    """Key path of the predictions, float `b *n`."""
-    targets: KeyPath
-    """Key path of the targets, float or int `b *n`."""
 
     def from_values(
         self,
@@ -97,7 +94,7 @@ class RootMeanSquaredError(Metric):
 
 
 @config
-class MeanAbsoluteError(Metric):
+class MeanAbsoluteError(_OfNumbers):
     """mean(|preds - targets|), scikit-learn's `mean_absolute_error`; nan of nothing.
 
     Example:
@@ -106,11 +103,6 @@ class MeanAbsoluteError(Metric):
         >>> metric.from_values(preds, targets, jnp.ones(2, bool)).compute().item()
         1.0
     """
-
-    preds: KeyPath
-    """Key path of the predictions, float `b *n`."""
-    targets: KeyPath
-    """Key path of the targets, float or int `b *n`."""
 
     def from_values(
         self,
@@ -144,7 +136,7 @@ class Explained(State):
 
 
 @config
-class R2(Metric):
+class R2(_OfNumbers):
     """The coefficient of determination: 1 - sum((preds - targets)^2) / sum((targets - mean(targets))^2).
 
     All elements are one set, as in scikit-learn's `r2_score(targets.ravel(), preds.ravel())`. Of nothing it is nan; of
@@ -156,11 +148,6 @@ class R2(Metric):
         >>> R2(preds="preds", targets="batch.y").from_values(preds, targets, jnp.ones(3, bool)).compute().item()
         0.75
     """
-
-    preds: KeyPath
-    """Key path of the predictions, float `b *n`."""
-    targets: KeyPath
-    """Key path of the targets, float or int `b *n`."""
 
     def from_values(
         self,

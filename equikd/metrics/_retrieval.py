@@ -4,13 +4,13 @@ An F1 averaged over batches is no F1: it depends on how the rows were split. So 
 often it was predicted rightly, predicted, and true, and the score is computed once from the sums.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
 from equikd.config import config
 from equikd.metrics._base import Metric
-from equikd.metrics._elements import arrays_of, counted, each
+from equikd.metrics._elements import arrays_of, class_index, counted, each, floats
 from equikd.metrics._state import State, static_field, sum_field
 from equikd.typing import Array, Bool, Float, Int, Integer
 from equikd.wiring import KeyPath
@@ -20,9 +20,9 @@ class ClassCounts(State):
     """How often each class was predicted rightly, predicted, and true.
 
     Attributes:
-        right: int32, one for each class.
-        predicted: int32, one for each class.
-        true: int32, one for each class.
+        right: int32 (int64 under x64), one for each class.
+        predicted: as `right`.
+        true: as `right`.
         score: `"precision"`, `"recall"` or `"f1"`.
         average: `"micro"`, `"macro"` or `"per_class"`.
 
@@ -45,29 +45,46 @@ class ClassCounts(State):
             "recall": (self.true, self.true),
             "f1": (self.predicted, self.true),
         }[self.score]
-        right, both = 2 * self.right, one + two  # F1 = 2 right / (predicted + true)
+        arrays = arrays_of(self.right)
+        right, one, two = (floats(count) for count in (self.right, one, two))  # as ints, twice a count may not fit
+        both = 0.5 * (one + two)  # F1 = 2 right / (predicted + true)
         if self.average == "micro":
             return right.sum() / both.sum()
-        arrays = arrays_of(right)
-        seen = (self.predicted + self.true) > 0
-        nothing = arrays.full_like(right, arrays.nan, dtype=arrays.float32)
-        scores = arrays.where(seen, right / arrays.maximum(both, 1), nothing)
+        seen = (self.predicted > 0) | (self.true > 0)
+        scores = arrays.where(seen, right / arrays.maximum(both, 0.5), arrays.full_like(right, arrays.nan))
         if self.average == "per_class":
             return {f"class_{i}": scores[i] for i in range(len(scores))}
         return arrays.where(seen, scores, arrays.zeros_like(scores)).sum() / seen.sum().astype(scores.dtype)
 
 
-def _counts(preds: Any, labels: Any, mask: Any, score: str, average: str) -> ClassCounts:
-    """The counts over what the mask keeps; a label that is no class is true of none."""
-    classes = preds.shape[-1]
-    keep, labels = each(labels, mask), labels.astype(jnp.int32)
-    chosen = preds.argmax(axis=-1).astype(jnp.int32)
-    right = counted(chosen, keep & (chosen == labels), classes)
-    return ClassCounts(right, counted(chosen, keep, classes), counted(labels, keep, classes), score, average)
+@config
+class _OfClasses(Metric):
+    """A score of how well classes are found; a subclass says which."""
+
+    score: ClassVar[str]
+    """`"precision"`, `"recall"` or `"f1"`."""
+
+    preds: KeyPath
+    """Key path of logits or probabilities, float `b *n classes`."""
+    labels: KeyPath
+    """Key path of the class indices, int `b *n`."""
+    average: Literal["micro", "macro", "per_class"] = "macro"
+    """How the scores of the classes become one."""
+
+    def from_values(
+        self, preds: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
+    ) -> ClassCounts:
+        """Counts by class over what the mask keeps; a label that is no class is true of none."""
+        classes = preds.shape[-1]
+        keep, labels = each(labels, mask), class_index(labels, classes)
+        chosen = preds.argmax(axis=-1).astype(jnp.int32)
+        right = counted(chosen, keep & (chosen == labels), classes)
+        predicted, true = counted(chosen, keep, classes), counted(labels, keep, classes)
+        return ClassCounts(right, predicted, true, self.score, self.average)
 
 
 @config
-class Precision(Metric):
+class Precision(_OfClasses):
     """How many predictions of a class are right: right / predicted.
 
     scikit-learn's `precision_score(labels, argmax(preds), average=...)`, from counts over all rows. `"micro"` adds the
@@ -83,22 +100,11 @@ class Precision(Metric):
         0.75
     """
 
-    preds: KeyPath
-    """Key path of logits or probabilities, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the class indices, int `b *n`."""
-    average: Literal["micro", "macro", "per_class"] = "macro"
-    """How the scores of the classes become one."""
-
-    def from_values(
-        self, preds: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
-    ) -> ClassCounts:
-        """Counts by class over what the mask keeps."""
-        return _counts(preds, labels, mask, "precision", self.average)
+    score = "precision"
 
 
 @config
-class Recall(Metric):
+class Recall(_OfClasses):
     """How many rows of a class are found: right / true.
 
     scikit-learn's `recall_score(labels, argmax(preds), average=...)`, from counts over all rows. `"micro"` adds the
@@ -114,22 +120,11 @@ class Recall(Metric):
         0.833
     """
 
-    preds: KeyPath
-    """Key path of logits or probabilities, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the class indices, int `b *n`."""
-    average: Literal["micro", "macro", "per_class"] = "macro"
-    """How the scores of the classes become one."""
-
-    def from_values(
-        self, preds: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
-    ) -> ClassCounts:
-        """Counts by class over what the mask keeps."""
-        return _counts(preds, labels, mask, "recall", self.average)
+    score = "recall"
 
 
 @config
-class F1(Metric):
+class F1(_OfClasses):
     """The harmonic mean of precision and recall: 2 right / (predicted + true).
 
     scikit-learn's `f1_score(labels, argmax(preds), average=...)`, from counts over all rows. `"micro"` adds the
@@ -144,15 +139,4 @@ class F1(Metric):
         0.733
     """
 
-    preds: KeyPath
-    """Key path of logits or probabilities, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the class indices, int `b *n`."""
-    average: Literal["micro", "macro", "per_class"] = "macro"
-    """How the scores of the classes become one."""
-
-    def from_values(
-        self, preds: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
-    ) -> ClassCounts:
-        """Counts by class over what the mask keeps."""
-        return _counts(preds, labels, mask, "f1", self.average)
+    score = "f1"

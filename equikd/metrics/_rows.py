@@ -2,7 +2,10 @@
 
 A sum forgets its rows; examples to show, or a ranking, need the rows themselves. `Rows` holds arrays with an axis of
 rows, and which of these are real. `truncate_field(n)` keeps the first n real rows in a fixed shape, so it works on the
-device, in scan and under vmap. `concat_field()` keeps all, so its shape grows, and it lives on the host.
+device, in scan and under vmap. `concat_field()` keeps all, so its shape grows, and it lives on the host;
+`concat_field(size=n)` has room for n rows in a fixed shape, and refuses to give a value when more have come.
+
+Rows that are numpy arrays are merged by numpy: on the host each shape is new, and JAX would compile for each.
 """
 
 from typing import Any
@@ -13,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equikd.errors import WiringError, message
+from equikd.metrics._elements import arrays_of
 from equikd.typing import Array, Bool
 
 
@@ -56,12 +60,15 @@ def checked_rows(rows: Any) -> Rows:
     return Rows(values, valid)
 
 
-def concatenated(a: Rows, b: Rows) -> Rows:
-    """The rows of both, in this order."""
-    if jax.tree.structure(a) != jax.tree.structure(b) or _kinds(a) != _kinds(b):
-        got = f"{', '.join(map(str, _kinds(a)))} and {', '.join(map(str, _kinds(b)))}"
-        raise WiringError(message("rows of different shapes do not merge", got=got))
-    return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
+def concatenated(*parts: Rows) -> Rows:
+    """The rows of all, in this order, in one copy."""
+    first = parts[0]
+    for other in parts[1:]:
+        if jax.tree.structure(first) != jax.tree.structure(other) or _kinds(first) != _kinds(other):
+            got = f"{', '.join(map(str, _kinds(first)))} and {', '.join(map(str, _kinds(other)))}"
+            raise WiringError(message("rows of different shapes do not merge", got=got))
+    arrays = arrays_of(*jax.tree.leaves(parts))
+    return jax.tree.map(lambda *leaves: arrays.concatenate(leaves), *parts)
 
 
 def _kinds(rows: Rows) -> list[tuple[Any, ...]]:
@@ -70,15 +77,16 @@ def _kinds(rows: Rows) -> list[tuple[Any, ...]]:
 
 def first_rows(rows: Rows, n: int) -> Rows:
     """The first n real rows, in order, then padding of zeros; always n rows."""
+    arrays = arrays_of(*jax.tree.leaves(rows))
     missing = max(0, n - rows.valid.shape[0])
     if missing:
-        rows = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros((missing, *x.shape[1:]), x.dtype)]), rows)
-    order = jnp.argsort(~rows.valid, stable=True)[:n]
+        rows = jax.tree.map(lambda x: arrays.concatenate([x, arrays.zeros((missing, *x.shape[1:]), x.dtype)]), rows)
+    order = arrays.argsort(~rows.valid, stable=True)[:n]
     valid = rows.valid[order]
 
     def taken(leaf: Any) -> Any:  # what stood in the padding (nan) does not stay in the state
         keep = valid.reshape((n,) + (1,) * (leaf.ndim - 1))
-        return jnp.where(keep, leaf[order], jnp.zeros((), leaf.dtype))
+        return arrays.where(keep, leaf[order], arrays.zeros((), leaf.dtype))
 
     return Rows(jax.tree.map(taken, rows.values), valid)
 

@@ -86,7 +86,7 @@ class Bins(State):
     """Counts of values by bin.
 
     Attributes:
-        counts: int32, one for each bin.
+        counts: int32 (int64 under x64), one for each bin.
         below: how many lie below the first bin.
         above: how many lie above the last bin, nan among them.
         edges: float, of the bins; -inf where nothing was counted. They come with each batch, since they may be traced.

@@ -80,12 +80,9 @@ class State(eqx.Module):
         Raises:
             WiringError: the states are of different classes, static values or shapes; names the field.
         """
-        if type(self) is not type(other):
-            names = f"{type(self).__qualname__} and {type(other).__qualname__}"
-            raise WiringError(message("states of different classes do not merge", got=names))
+        _check_kind(self, other)
         children, structure = _children(self)
         others, _ = _children(other)
-        _check_statics(self, other)
         merged = []
         for (name, rule), a, b in zip(_rules(self), children, others, strict=True):
             try:
@@ -130,7 +127,8 @@ class State(eqx.Module):
         Inside a trace, where there are no values yet, the state itself.
 
         Raises:
-            OverflowError: a sum of ints does not fit its dtype; names the field.
+            OverflowError: a sum of ints does not fit its dtype, or more rows came than a `concat_field(size=n)` holds;
+                names the field.
         """
         if any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(self)):
             return self
@@ -158,6 +156,7 @@ _STATE = Rule(
     _each(lambda a, b: a.merge(b)),
     _each(lambda shapes: shapes._empty()),
     _each(lambda stacked: stacked.reduce()),
+    lambda parts: _each(lambda *states: gathered(states))(*parts),
     _each(lambda state: state.finalize()),
 )
 
@@ -222,8 +221,36 @@ def growing_fields(state: State) -> list[str]:
 
 
 def gathered(states: Sequence[S]) -> S:
-    """One state from many, in their order."""
-    return functools.reduce(lambda a, b: a.merge(b), states)
+    """One state from many, on the host: what merging them one after the other gives, their rows in one copy.
+
+    Args:
+        states: at least one, in order, of one class; with arrays of any kind.
+
+    Returns:
+        The state over the rows of all, its leaves numpy arrays.
+
+    Raises:
+        WiringError: there are none, or they are of different classes, static values or shapes; names the field.
+
+    Example:
+        >>> from equikd.metrics import Average
+        >>> gathered([Average.of(jnp.ones(2)), Average.of(jnp.zeros(2))]).compute().item()
+        0.5
+    """
+    if not states:
+        raise WiringError(message("no states to gather", got="an empty sequence", fix="empty_state(shapes)"))
+    first = states[0]
+    for other in states[1:]:
+        _check_kind(first, other)
+    _, structure = _children(first)
+    columns = zip(*(_children(state)[0] for state in jax.device_get(list(states))), strict=True)
+    merged = []
+    for (name, rule), values in zip(_rules(first), columns, strict=True):
+        try:
+            merged.append(rule.gathered(values))
+        except WiringError as error:
+            raise WiringError(f"{type(first).__qualname__}.{name}: {error}") from None
+    return structure.unflatten(merged)
 
 
 def _children(state: State) -> tuple[list[Any], Any]:
@@ -237,7 +264,10 @@ def _rules(state: State) -> Iterator[tuple[str, Rule]]:
             yield field.name, field.metadata["merge"]
 
 
-def _check_statics(a: State, b: State) -> None:
+def _check_kind(a: State, b: State) -> None:
+    if type(a) is not type(b):
+        names = f"{type(a).__qualname__} and {type(b).__qualname__}"
+        raise WiringError(message("states of different classes do not merge", got=names))
     errors = []
     for field in dataclasses.fields(a):
         if field.metadata.get("static", False):

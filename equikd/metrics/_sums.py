@@ -141,6 +141,11 @@ def sum_dtype(dtype: Any) -> Any:
     return dtype if wide else jnp.float32
 
 
+def count_dtype() -> Any:
+    """The dtype of counts: int32, int64 under x64."""
+    return jnp.result_type(int)
+
+
 def add(a: Any, b: Any) -> Any:
     """The sum; of ints the largest one where it does not fit, or where either is the largest already.
 

@@ -85,7 +85,7 @@ def test_bf16_is_summed_in_float32():
 def test_64_bit_values_are_summed_in_64_bit():
     with jax.enable_x64(True):
         state = Average.of(jnp.full(3, 0.1, jnp.float64))
-        assert (state.total.dtype, state.count.dtype) == (jnp.float64, jnp.int32)
+        assert (state.total.dtype, state.count.dtype) == (jnp.float64, jnp.int64)
         assert abs(float(state.compute()) - 0.1) < 1e-15
 
 

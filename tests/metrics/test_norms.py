@@ -75,4 +75,4 @@ def test_dtypes():
     metric = Norm(tree="grads")
     state = metric.from_values({"a": jnp.full(4096, 1, jnp.bfloat16), "b": jnp.array([0 + 0j, 3j])}, ROWS)
     np.testing.assert_allclose(state.compute(), np.sqrt(4105), rtol=1e-6)
-    assert state.total.dtype == jnp.float32
+    assert state.total.high.dtype == jnp.float32
