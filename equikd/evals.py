@@ -10,6 +10,7 @@ An eval inherits the trainer's losses and metrics, without those that read what 
 (gradients, updates, ...). One that reads data which the eval lacks is an error, unless it is a `SkipIfMissing`.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +27,7 @@ from equikd.metrics import Aux, BaseMetric, EvalWeights
 from equikd.model import call, with_hyperparameters
 from equikd.model._call import name_of
 from equikd.sharding import home
-from equikd.wiring import Context
+from equikd.wiring import Context, reads_rows
 
 
 @config
@@ -170,7 +171,11 @@ def _transform(config: Any, view: View) -> View:
 @eqx.filter_jit
 def _eval_and_merge(config: Any, view: View, so_far: Aux, batch: Batch) -> tuple[Aux, Aux]:
     fixed, growing = eval_batch(config, view, batch).parted()
-    return so_far.merge(fixed), growing
+    merged = so_far.merge(fixed)
+    # What reads no rows, such as a sum of weights, is the same for each batch: one of them speaks for all.
+    metrics = resolve(config.metrics, root=config, path="metrics")
+    same = {name: state for name, state in fixed.metrics.items() if not reads_rows(metrics[name].reads().values())}
+    return dataclasses.replace(merged, metrics={**merged.metrics, **same}), growing
 
 
 def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> Aux:

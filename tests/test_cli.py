@@ -131,6 +131,7 @@ def python(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_the_main_job_as_a_process(tmp_path):
     flags = ["--args.width=64", "--cfg.optimizer.learning_rate=1e-3", "--cfg.num_steps=20", "--workdir", "runs/a"]
     said = python("-m", "equikd", "train", DIGITS, *flags, cwd=tmp_path)
@@ -149,6 +150,7 @@ def test_the_main_job_as_a_process(tmp_path):
     assert (tmp_path / "runs/a/checkpoints/20").is_dir()
 
 
+@pytest.mark.slow
 def test_the_console_script(tmp_path):
     """It is `equikd.cli:main`, and finds modules of the current directory, which is not on its path."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -205,6 +207,7 @@ def test_an_unknown_module_as_a_process(tmp_path):
     assert "'equikd.examples.digits'" in said.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_sane_terminal(tmp_path):
     """Ctrl-C in a terminal: a short line, exit code 130, the cursor visible again, the checkpoint usable."""
     master, slave = pty.openpty()

@@ -385,6 +385,36 @@ def test_a_transform_that_fails_is_named():
     assert "evals.test.transform" in error.value.__notes__
 
 
+@pytest.mark.parametrize("batch_size", [3, 8, 16])
+def test_what_reads_no_rows_counts_once_whatever_the_batch_size(batch_size):
+    """And it needs no mask where the last batch is padded."""
+    metrics = {
+        "sum": ek.metrics.Sum(values="model.weight", mask=None),
+        "histogram": ek.metrics.Histogram(values="model.weight", low=-2.0, high=2.0, mask=None),
+        "each": ek.metrics.TreeMap(ek.metrics.Std(values="model", mask=None)),
+        "mean": ek.metrics.Mean(values="preds"),
+    }
+    data = InMemory({"x": np.ones((16, 2), np.float32)}, batch_size=batch_size)
+    trainer = small(evals={"test": Eval(data=data, metrics=metrics)}, num_steps=1)
+    result = trainer.train()
+    weight, bias = (np.asarray(leaf) for leaf in (result.model.weight, result.model.bias))
+    assert result.metrics["test/sum"] == pytest.approx(weight.sum(), rel=1e-6)
+    assert result.metrics["test/each/bias"] == pytest.approx(bias.std(), rel=1e-6)
+    assert result.summaries["test/histogram"].total == weight.size
+
+
+@ek.config.config
+class NoState(ek.metrics.Metric):
+    def from_values(self, mask: Any) -> Any:
+        return jnp.zeros(3)
+
+
+def test_a_metric_that_gives_no_state(snapshot):
+    with pytest.raises(EquikdError) as error:
+        small(metrics={"mine": NoState()}).train()
+    snapshot("no_state", str(error.value))
+
+
 # What is inherited.
 
 UNLABELLED = InMemory({"x": np.ones((4, 2), np.float32)}, batch_size=2)

@@ -90,6 +90,7 @@ def test_each_command_in_help_runs_as_printed(shell, line):
     assert done.stdout.startswith(("usage: equikd", "step", "Model", "Context"))
 
 
+@pytest.mark.slow
 def test_each_flag_that_help_names_runs_as_printed(shell):
     from equikd.cli import USAGE
 

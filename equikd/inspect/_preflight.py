@@ -253,8 +253,10 @@ def _unread(setup: Setup, paths: Mapping[str, Shape], readers: Mapping[str, tupl
 
 
 def _idle(setup: Setup) -> list[str]:
-    """Parts that do nothing: nothing to train, an eval without results."""
+    """What may surprise: nothing to train, an eval without results, a model's state with micro-batches."""
     found = [] if any(setup.state.trainable) or setup.config.step is not None else ["trainable: nothing is trained"]
+    if setup.config.accumulate > 1 and setup.state.model_state is not None:
+        found.append("accumulate: the model's eqx.nn.State (batch normalisation) sees one micro-batch at a time")
     return found + [
         f"evals.{one.name}: it reports nothing, since no loss or metric of the trainer can run in it"
         for one in setup.evals

@@ -155,7 +155,7 @@ class Loss(abc.ABC):
             context: holds `mask`, bool `b`, and what the loss's own mask names.
 
         Returns:
-            The `count` of `from_context`, for values with the batch axis first; int32.
+            The `count` of `from_context`, for values with the batch axis first, and of its dtype.
 
         Raises:
             WiringError: the key path of the mask leads nowhere, or the mask does not have the batch axis first.

@@ -2,6 +2,19 @@
 
 A metric (`Mean`, `Accuracy`, your own subclass of `Metric`) makes a *state* from the arrays of one batch; states merge
 by the rules of their fields; the merged state computes the value. `_state.py` has the algebra, `_base.py` the wiring.
+
+| of | metrics; `help(ek.metrics.NAME)` has the formula and where it is from |
+| --- | --- |
+| any values | `Mean`, `Sum`, `Min`, `Max`, `Std`, `Variance`, `Histogram`, `CollectFirst` |
+| trees | `Norm` of parameters, gradients, updates, in all or by leaf |
+| classes | `Accuracy`, `TopKAccuracy`, `Precision`, `Recall`, `F1`, `ConfusionMatrix` |
+| probabilities | `Perplexity`, `TokenAccuracy`, `ExpectedCalibrationError` |
+| binary scores | `BinaryAccuracy`, `RocAuc`, `AveragePrecision` |
+| numbers | `MeanSquaredError`, `RootMeanSquaredError`, `MeanAbsoluteError`, `R2` |
+| images | `PSNR`, `SSIM` |
+| to be shown | `ShowImages`, `ShowTexts` |
+| other metrics | `SkipIfMissing`, `TreeMap` |
+| one's own | `Metric`, `State`, `Average`; `sum_field`, `max_field`, `truncate_field`, `concat_field`, ... |
 """
 
 from equikd.metrics._aux import Aux as Aux

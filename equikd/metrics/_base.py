@@ -138,7 +138,7 @@ class Metric(BaseMetric):
             context: where they come from.
 
         Raises:
-            WiringError: the mask does not fit; names key paths and shapes.
+            WiringError: the mask does not fit, or `from_values` gives no state; names key paths and shapes.
             ShapeError: a shape does not fit the annotations of `from_values`.
         """
         with explained(self, type(self).from_values, arguments, context):
@@ -146,7 +146,13 @@ class Metric(BaseMetric):
                 arguments = {**arguments, "mask": kept_and_real(arguments["mask"], context)[0]}
             elif "mask" in arguments_of(type(self).from_values)[0]:
                 arguments = {**arguments, "mask": all_kept(arguments)}
-            return self.from_values(**arguments)
+            state = self.from_values(**arguments)
+            if not isinstance(state, State):
+                got = _spec(state) if is_numeric(state) else f"a {type(state).__qualname__}"
+                fix = "return ek.metrics.Average.of(values, mask), or a State of your own"
+                what = f"from_values of {type(self).__qualname__} gives no state"
+                raise WiringError(message(what, got=got, expected="ek.metrics.State", fix=fix))
+            return state
 
 
 def checked(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,10 +36,9 @@ def first_rows_of(n: int) -> Callable[[Rows], State]:
 
 @config
 class CollectFirst(Metric):
-    """The first n real rows of an interval or dataset, in order; fewer where there are fewer.
+    """The first n real rows of an interval or dataset, in order, as `Values`; fewer where there are fewer.
 
-    Rows of padding, and those that the mask leaves out, are passed over, and n rows are all that is kept in memory. They
-    are `Values`, a summary that no writer shows: `result.summaries["test/NAME"].values` has them.
+    Rows of padding, and those that the mask leaves out, are passed over, and n rows are all that is kept in memory.
 
     Example:
         >>> import jax.numpy as jnp

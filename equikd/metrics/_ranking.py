@@ -57,7 +57,7 @@ class ScoreCounts(State):
     Attributes:
         positives: int32 (int64 under x64), one for each bin, the lowest first.
         negatives: as `positives`.
-        invalid: number of scores that are nan.
+        invalid: number of scores that are nan, or outside the bins.
         curve: `"roc"` or `"precision_recall"`.
 
     Example:
@@ -72,7 +72,7 @@ class ScoreCounts(State):
     curve: str = static_field(default="roc")
 
     def compute(self) -> Float[Array, ""]:
-        """The area; nan without a positive, for the ROC curve also without a negative, and if any score is nan."""
+        """The area; nan without a positive, of the ROC curve also without a negative, and with an invalid score."""
         value = area(floats(self.positives), floats(self.negatives), self.curve)
         arrays = arrays_of(value)
         return arrays.where(self.invalid > 0, arrays.full_like(value, arrays.nan), value)
@@ -122,9 +122,9 @@ class _OverThresholds(Metric):
     """Number of bins: what is kept of the scores. None: each score, so that the value is exact; for evals, or with a
     `size`."""
     low: float = 0.0
-    """Lower edge of the first bin."""
+    """Lower edge of the first bin; a score below makes the result nan."""
     high: float = 1.0
-    """Upper edge of the last bin."""
+    """Upper edge of the last bin, which holds it; a score above makes the result nan."""
     size: int | None = None
     """With `bins=None`: how many scores there is room for, so that the metric works in training intervals too. More of
     them are an error, when the value is read. None: any number, in evals alone."""
@@ -152,8 +152,8 @@ class _OverThresholds(Metric):
         if self.bins is None:
             rows = Rows({"score": scores.ravel(), "positive": right.ravel()}, keep.ravel())
             return scores_with(self.size)(rows, self.curve)
-        valid = ~jnp.isnan(scores)
         low, high = jnp.asarray(self.low, scores.dtype), jnp.asarray(self.high, scores.dtype)
+        valid = (scores >= low) & (scores <= high)  # not of a nan
         position = jnp.clip(jnp.floor((scores - low) / (high - low) * self.bins), 0, self.bins - 1)
         index = jnp.where(keep & valid, position, jnp.zeros_like(position)).astype(jnp.int32)
         return ScoreCounts(
@@ -170,8 +170,9 @@ class RocAuc(_OverThresholds):
 
     With `bins=None` it is scikit-learn's `roc_auc_score(labels, preds)`, in float64 (Fawcett 2006, "An introduction to
     ROC analysis"). With bins it is the same of scores rounded down to a bin: they are counted in `bins` of equal width
-    from `low` to `high`, and those outside belong to the first or last bin. For logits choose a range that holds them,
-    such as -10 to 10. A nan among the scores that count makes it nan; of one class alone, and of nothing, it is nan.
+    from `low` to `high`; a score outside would be lost in the last one, so it makes the result nan. For logits choose a
+    range that holds them, such as -100 to 100. A nan among the scores that count makes it nan as well; of one class
+    alone, and of nothing, it is nan.
 
     Example:
         >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
@@ -189,9 +190,9 @@ class AveragePrecision(_OverThresholds):
 
     With `bins=None` it is scikit-learn's `average_precision_score(labels, preds)`, in float64, without interpolation
     (Manning, Raghavan and Schuetze 2008, "Introduction to information retrieval", 8.4). With bins it is the same of
-    scores rounded down to a bin: they are counted in `bins` of equal width from `low` to `high`, and those outside
-    belong to the first or last bin. For logits choose a range that holds them, such as -10 to 10. A nan among the
-    scores that count makes it nan; without a positive, and of nothing, it is nan.
+    scores rounded down to a bin: they are counted in `bins` of equal width from `low` to `high`; a score outside would
+    be lost in the last one, so it makes the result nan. For logits choose a range that holds them, such as -100 to 100.
+    A nan among the scores that count makes it nan as well; without a positive, and of nothing, it is nan.
 
     Example:
         >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])

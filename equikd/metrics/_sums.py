@@ -129,7 +129,8 @@ def fitting_mask(mask: Any, values: Any) -> Any:
                 got=f"mask {list(mask.shape)}, values {list(values.shape)}",
                 expected=f"a mask of shape {' or '.join(options)}, the first axes of the values"
                 if options
-                else "values with the axes of the mask first; what has no batch axis sets mask=None",
+                else "values with the axes of the mask first",
+                fix="mask=None, if the values are no rows of the batch",
             )
         )
     return mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))

@@ -12,7 +12,7 @@ import jax
 
 from equikd.config import config
 from equikd.errors import ConfigError, WiringError, listing, message, nearest
-from equikd.metrics._base import BaseMetric, Metric
+from equikd.metrics._base import BaseMetric, Metric, is_numeric
 from equikd.metrics._nested import nested
 from equikd.metrics._state import State, state_field, static_field
 from equikd.tree import named_leaves
@@ -132,8 +132,9 @@ class TreeStates(State):
 class TreeMap(BaseMetric):
     """A metric for each leaf of a tree; results are named by the paths of the leaves, `NAME/head[0].logits`.
 
-    The arguments of the metric that are trees are taken apart, leaf by leaf: they must have the same paths. Arguments
-    that are arrays, and the mask, are the same for all leaves.
+    The arguments of the metric that are trees are taken apart, leaf by leaf: their arrays must have the same paths, and
+    what is no array (an activation function in a model) is passed over. Arguments that are arrays, and the mask, are
+    the same for all leaves.
 
     Example:
         >>> import jax.numpy as jnp
@@ -176,7 +177,7 @@ class TreeMap(BaseMetric):
         """
         arguments, where = self.connect(context), f"{place_of(self)}.metric"
         trees = {
-            name: named_leaves(value)
+            name: {path: leaf for path, leaf in named_leaves(value).items() if is_numeric(leaf)}
             for name, value in arguments.items()
             if name != "mask" and not jax.tree_util.treedef_is_leaf(jax.tree.structure(value))
         }

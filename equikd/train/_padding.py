@@ -8,12 +8,13 @@ import numpy as np
 from equikd.config import resolve
 from equikd.data import Batch, InMemory, Pipeline
 from equikd.errors import WiringError, listing, message
+from equikd.wiring import reads_rows
 
 
 def without_mask(config: Any) -> list[str]:
-    """Names of the metrics of a step's config that take no mask."""
+    """Names of the metrics of a step's config that read rows and take no mask."""
     metrics = resolve(config.metrics, root=config, path="metrics")
-    return [name for name, metric in metrics.items() if not metric.takes_mask]
+    return [name for name, metric in metrics.items() if not metric.takes_mask and reads_rows(metric.reads().values())]
 
 
 def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool, num_batches: int | None = None) -> None:

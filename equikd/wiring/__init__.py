@@ -28,4 +28,5 @@ from equikd.wiring._fields import key_paths as key_paths
 from equikd.wiring._lookup import available as available
 from equikd.wiring._lookup import leaves_at as leaves_at
 from equikd.wiring._lookup import lookup as lookup
+from equikd.wiring._lookup import reads_rows as reads_rows
 from equikd.wiring._lookup import root_of as root_of

@@ -1,7 +1,7 @@
 """Following a key path into a context, and saying what is there where it leads nowhere."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -63,6 +63,19 @@ def root_of(path: str) -> str:
     except PathError:
         return ""
     return keys[0] if keys and isinstance(keys[0], str) else ""
+
+
+_ROWS = ("key", "batch", "mask", "preds", "interms", "losses")
+
+
+def reads_rows(paths: Iterable[str]) -> bool:
+    """Whether any of some key paths names what depends on the batch.
+
+    Example:
+        >>> reads_rows(["model.**.weight"]), reads_rows(["model", "mask"])
+        (False, True)
+    """
+    return any(root_of(path) in _ROWS for path in paths)
 
 
 def leaves_at(path: str, value: Any) -> dict[str, Any]:
@@ -157,7 +170,9 @@ def _nowhere(context: Any, value: Any, keys: Path, depth: int, path: str) -> Wir
             message(
                 f"{path!r}: {first!r} is not computed at this point of the step",
                 expected=f"a path below one of {listing(items(context), 20)}",
-                fix="gradients, updates and opt_state exist only in metrics of the training step",
+                fix="in an eval, the model has them: `model`, or a pattern such as `model.**.weight`"
+                if first == "params"
+                else "gradients, updates and opt_state exist only in metrics of the training step",
             )
         )
     where = join(keys[:depth]) or "the context"

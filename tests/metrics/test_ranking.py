@@ -119,7 +119,12 @@ def test_counts_past_what_float32_holds():
 @pytest.mark.parametrize("cls", [RocAuc, AveragePrecision])
 def test_scores_outside_and_nan(cls):
     metric, labels, every = cls(preds="preds", labels="batch"), jnp.array([0, 1, 1]), jnp.ones(3, bool)
-    assert metric.from_values(jnp.array([-9.0, 9.0, jnp.inf]), labels, every).compute() == 1
+    for outside in (-9.0, 1.001, jnp.inf, -jnp.inf):
+        state = metric.from_values(jnp.array([0.0, 1.0, outside]), labels, every)
+        assert jnp.isnan(state.compute())
+        assert state.invalid == 1
+        hidden = metric.from_values(jnp.array([0.0, 1.0, outside]), labels, jnp.array([True, True, False]))
+        assert hidden.compute() == 1
     nan = metric.from_values(jnp.array([0.0, 1.0, jnp.nan]), labels, every)
     assert jnp.isnan(nan.compute())
     assert nan.invalid == 1

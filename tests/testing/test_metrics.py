@@ -49,6 +49,7 @@ class Sound(OfRows):
         return Everything(exact_sum(x, mask), low, high, Rows(x, mask), Rows(x, mask), Average.of(x, mask))
 
 
+@pytest.mark.slow
 def test_a_state_with_all_kinds_of_fields_is_sound():
     check_metric(Sound(), axes=b_axis, examples=2)
 

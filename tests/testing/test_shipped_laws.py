@@ -23,6 +23,10 @@ params = st.just({"w": jax.ShapeDtypeStruct((3, 2), "float32")})
 PREPARED = {
     "Norm": (ek.metrics.Norm, {"shared": ["tree"]}),
     "ConfusionMatrix": (ek.metrics.ConfusionMatrix(preds="preds", labels="batch.y", max_classes=4), {}),
+    "SSIM": (
+        ek.metrics.SSIM(preds="preds", targets="batch.y"),
+        {"axes": {"h": st.integers(11, 13), "w": st.integers(11, 13)}},
+    ),
     "Huber": (ek.losses.Huber(preds="preds", targets="batch.y"), {}),
     "SoftmaxCrossEntropy": (
         ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.y", label_smoothing=0.1),

@@ -232,6 +232,7 @@ class Whole(eqx.Module):
         return {"logits": jax.vmap(self.linear)(x * kept), "kept": kept.astype(jnp.float32), "name": "a text"}
 
 
+@pytest.mark.slow
 def test_a_model_of_whole_batches_sees_micro_batches_with_keys_of_their_own() -> None:
     fields = {
         "losses": {"ce": ek.losses.SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label")},
@@ -266,6 +267,7 @@ class Positions(ek.metrics.Metric):
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_equal_those_of_the_whole_batch() -> None:
     metrics = {
         "accuracy": ek.metrics.Accuracy(preds="preds", labels="batch.label"),

@@ -330,6 +330,7 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
 # --- vmap and grad through the public step --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_public_step_maps_over_the_floats_of_the_experiment(compilations: Any) -> None:
     changes = [
         {"optimizer.learning_rate": rate, "model.rate": dropout, "losses.ce.weight": weight}
@@ -371,6 +372,7 @@ def test_the_public_step_inside_a_jit_that_traces_none_of_its_arguments() -> Non
     np.testing.assert_allclose(inside, ek.train.step(trainer, state, batch)[1].loss, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_public_step_is_differentiated_in_the_floats_of_the_experiment() -> None:
     trainer = quick(optimizer=ek.lazy(optax.sgd)(learning_rate=0.1))
     state = trainer.init()

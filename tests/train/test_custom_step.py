@@ -96,6 +96,7 @@ def test_a_step_of_the_same_pieces_is_the_default_step() -> None:
     assert own.metrics == default.metrics
 
 
+@pytest.mark.slow
 def test_a_named_step_and_a_node_that_makes_one() -> None:
     one = quick(step=ek.lazy(noisy_step), num_steps=3).train()
     other = quick(step=noisy_step, num_steps=3).train()
@@ -207,6 +208,7 @@ def test_a_step_that_changes_a_dtype_of_the_state_is_an_error() -> None:
             quick(step=step, init_extra=lambda _: jnp.zeros((), jnp.bfloat16)).init()
 
 
+@pytest.mark.slow
 def test_the_forward_pass_alone() -> None:
     trainer = quick(ek.lazy(Dropping)(rate=0.25))
     state = trainer.init()
