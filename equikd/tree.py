@@ -10,6 +10,7 @@ named tuples and dataclasses (`eqx.Module` among them) are known here. `named_le
 under the same spelling, so a parameter is `layers[0].weight` everywhere.
 """
 
+import collections
 import copy
 import dataclasses
 import fnmatch
@@ -336,3 +337,20 @@ def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dic
         {'layers[0]': 1.0, 'layers[1]': 2.0}
     """
     return {join(keys_of(path)): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
+
+
+def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
+    """Nested dicts, in order, in which each value stands at its path; the inverse of `named_leaves` for dicts.
+
+    Example:
+        >>> nested({"total": 5.0, "layers[0].weight": 3.0})["layers"][0]["weight"]
+        3.0
+    """
+    made: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+    for path, value in values.items():
+        *parents, name = parse(path)
+        place = made
+        for key in parents:
+            place = place.setdefault(key, collections.OrderedDict())
+        place[name] = value
+    return made

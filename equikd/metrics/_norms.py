@@ -8,10 +8,9 @@ from equikd.config import config
 from equikd.errors import WiringError, message
 from equikd.metrics._base import Metric
 from equikd.metrics._elements import wide
-from equikd.metrics._nested import nested
 from equikd.metrics._state import State, sum_field
 from equikd.metrics._sums import TwoFloat, count_dtype
-from equikd.tree import parse
+from equikd.tree import nested, parse
 from equikd.typing import Array, Bool, Int, Num, PyTree
 from equikd.wiring import KeyPaths, leaves_at
 

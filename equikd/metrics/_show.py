@@ -94,7 +94,8 @@ class ShowImages(Metric):
 class Decoder:
     """A function in a static field: those that one line of code has made are equal.
 
-    A node makes its object again in each trace; what tells two experiments apart is the node in their config.
+    A node makes its object again in each trace; what tells two experiments apart is the node in their config. So two of
+    these that one line has made must not be told apart by what they hold: states of two metrics never merge.
     """
 
     def __init__(self, function: Callable[[Any], str]) -> None:

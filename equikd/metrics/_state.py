@@ -65,9 +65,9 @@ class State(eqx.Module):
 
     @abc.abstractmethod
     def compute(self) -> Any:
-        """The value: a scalar, or a dict of scalars. Of nothing, it is what 0/0 gives; numpy's warning is kept away.
+        """The value: a scalar, a summary (`Images`, `Values`, ...), or a dict of these; of nothing, what 0/0 gives.
 
-        It is called at the end, mostly on the host with numpy arrays in the fields.
+        Numpy's warning of 0/0 is kept away. Called at the end, mostly on the host with numpy arrays in the fields.
         """
 
     @typing.final

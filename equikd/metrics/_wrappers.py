@@ -13,9 +13,8 @@ import jax
 from equikd.config import config
 from equikd.errors import ConfigError, WiringError, listing, message, nearest
 from equikd.metrics._base import BaseMetric, Metric, is_numeric
-from equikd.metrics._nested import nested
 from equikd.metrics._state import State, state_field, static_field
-from equikd.tree import named_leaves
+from equikd.tree import named_leaves, nested
 from equikd.wiring import Context, Unwired, key_paths, lookup, place_of, standing_at
 
 

@@ -95,8 +95,8 @@ class Laws:
         empty = empty_state(jax.eval_shape(lambda: state))
         whole, told = is_whole(state), repr(batch)
 
-        def equal(law: str, left: State, right: State, more: str = "", near: bool = False) -> None:
-            exact = whole and not near and is_whole(left) and is_whole(right)
+        def equal(law: str, left: State, right: State, more: str = "") -> None:
+            exact = whole and is_whole(left) and is_whole(right)
             same(law, left, right, told + more, exact, self.rtol)
 
         equal("the empty state, merged from the left, changes the value", empty | state, state)

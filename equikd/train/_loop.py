@@ -116,7 +116,7 @@ def loop(
     """
     pending: Pending | None = None
     batches = unpadded(batches, setup.config, "")
-    for one in (one for one in setup.evals if start == 0 and one.when.due(0, last=False)):
+    for one in (one for one in setup.evals if start == 0 and one.settings.due(0, last=False)):
         output.write(Pending(0, one.name, run_eval(one, stepper.borrow()[0])))
     for step in range(start + 1, setup.num_steps + 1):
         batch = next(batches, None)
@@ -130,7 +130,7 @@ def loop(
         if last or step % setup.log_every == 0:
             output.write(pending)  # of the interval before this one
             pending = Pending(step, "train", stepper.swap())
-        evals = [one for one in setup.evals if one.when.due(step, last)]
+        evals = [one for one in setup.evals if one.settings.due(step, last)]
         save = saving is not None and saving.due(step, last)
         if evals or save:
             output.write(pending)
@@ -144,6 +144,6 @@ def loop(
 
 def run_eval(one: PreparedEval, state: TrainState) -> Aux:
     """An eval of a state."""
-    batches = itertools.islice(one.data.epoch(), one.when.num_batches)
+    batches = itertools.islice(one.data.epoch(), one.settings.num_batches)
     batches = unpadded(batches, one.config, join(("evals", one.name)) + ".")
     return evaluate(one.config, view_of(state), batches, one.empty)

@@ -21,6 +21,7 @@ import numpy as np
 
 from equikd.config import diff, from_json, to_json
 from equikd.errors import CheckpointError, ConfigError, listing, message
+from equikd.train._cache import is_array
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory
 from equikd.train._leaves import cut, differences, entry_of, named
@@ -30,7 +31,7 @@ from equikd.train._setup import Setup
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper
 from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
-from equikd.tree import items, join, parse
+from equikd.tree import items, join, nested, parse
 
 _MOST_LINES = 12  # of changes, beside an error or a listing, so that all stays on one screen
 
@@ -117,12 +118,12 @@ def _read(
     fits = accumulators is not None and not differences(
         kept, _entries(named({"accumulators": accumulators})), "checkpoint"
     )
-    template = accumulators if fits else _nested(kept).get("accumulators", {})
+    template = accumulators if fits else _shapes(kept).get("accumulators", {})
     try:
         arrays, facts = store.restore(step, {"state": state, "accumulators": template})
     except CheckpointError as error:
         raise _unreadable(directory, store, step, error) from error
-    whole = eqx.combine(arrays["state"], eqx.filter(setup.state, _is_array, inverse=True))
+    whole = eqx.combine(arrays["state"], eqx.filter(setup.state, is_array, inverse=True))
     if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
         whole = eqx.tree_at(lambda state: state.key, whole, key)
@@ -130,13 +131,8 @@ def _read(
     return whole, arrays["accumulators"] if fits else None, seconds
 
 
-def _is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array or the shape of one."""
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _arrays(tree: Any) -> Any:
-    return eqx.filter(tree, _is_array)
+    return eqx.filter(tree, is_array)
 
 
 def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) -> tuple[dict[str, Any], float]:
@@ -146,7 +142,7 @@ def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) 
         if not isinstance(seconds, int | float):
             raise CheckpointError(f"checkpoint.json: the fact 'seconds' is {seconds!r}, not a number")
         leaves = json.loads((directory.checkpoints / str(step) / "checkpoint.json").read_text("utf-8"))["leaves"]
-        _nested(_below(leaves, "accumulators"))  # all paths can be read, and the dtypes that are made from text
+        _shapes(_below(leaves, "accumulators"))  # all paths can be read, and the dtypes that are made from text
     except CheckpointError as error:
         raise _unreadable(directory, store, step, error) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -163,16 +159,9 @@ def _below(saved: dict[str, Any], name: str) -> dict[str, Any]:
     return {path: entry for path, entry in saved.items() if parse(path)[0] == name}
 
 
-def _nested(saved: dict[str, Any]) -> dict[Any, Any]:
+def _shapes(saved: dict[str, Any]) -> dict[Any, Any]:
     """Dicts whose leaves have the saved paths: a template for arrays that are to be passed over."""
-    made: dict[Any, Any] = {}
-    for path, entry in saved.items():
-        *above, last = parse(path)
-        part = made
-        for key in above:
-            part = part.setdefault(key, {})
-        part[last] = jax.ShapeDtypeStruct(tuple(entry["shape"]), entry["dtype"])
-    return made
+    return nested({path: jax.ShapeDtypeStruct(tuple(entry["shape"]), entry["dtype"]) for path, entry in saved.items()})
 
 
 def _misfit(directory: RunDirectory, step: int, lines: list[str], changed: str) -> CheckpointError:
@@ -297,7 +286,7 @@ def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path)
         output.latest |= {f"train/{name}": value for name, value in rows["train"].metrics.items()}
     elif not _is_empty(interval, Stepper.empty(setup.config, setup.state, setup.spec)):
         output.write(Pending(setup.num_steps, "train", interval))
-    for one in (one for one in setup.evals if one.when.due(setup.num_steps, last=True)):
+    for one in (one for one in setup.evals if one.settings.due(setup.num_steps, last=True)):
         (silent if one.name in rows else output).write(
             Pending(setup.num_steps, one.name, run_eval(one, stepper.borrow()[0]))
         )

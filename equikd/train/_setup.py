@@ -37,14 +37,14 @@ class PreparedEval:
     Attributes:
         name: its name, the split of its results.
         config: the part of the trainer that its step uses, with the eval's losses, metrics and transform.
-        when: the eval, its plain fields resolved: when it runs, and on how many batches.
+        settings: the eval, its plain fields resolved: when it runs, and on how many batches.
         data: its pipeline.
         empty: empty accumulators, on the host.
     """
 
     name: str
     config: InStep
-    when: Eval
+    settings: Eval
     data: Pipeline
     empty: Aux
 
@@ -119,7 +119,7 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
         raise
     refuse_padding(config, "", data, training=True)
     for one in made:
-        where, most = join(("evals", one.name)) + ".", one.when.num_batches
+        where, most = join(("evals", one.name)) + ".", one.settings.num_batches
         refuse_padding(one.config, where, one.data, training=False, num_batches=most)
     empties = {one.name: (one.empty, specs[one.name]) for one in made}
     refuse_skipped(trainer, program.empty, spec, empties)
@@ -154,6 +154,7 @@ def _eval_config(trainer: Any, config: InStep, name: str, state: TrainState, spe
 
 
 _EMPTY: "Cache[Aux]" = Cache(most=128)
+_RESOLVED = ("every", "at", "final", "num_batches")  # fields of an eval that are needed as plain values
 
 
 def _eval(
@@ -172,9 +173,6 @@ def _eval(
         return empty
 
     empty = _EMPTY.get(structure_key(own, view_of(state), spec), checked_empty)
-    fields = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name in _WHEN}
-    when = dataclasses.replace(one, **resolve(fields, root=trainer, path=join(("evals", name))))
-    return PreparedEval(name, own, validate(when), data, empty)
-
-
-_WHEN = ("every", "at", "final", "num_batches")
+    fields = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name in _RESOLVED}
+    settings = dataclasses.replace(one, **resolve(fields, root=trainer, path=join(("evals", name))))
+    return PreparedEval(name, own, validate(settings), data, empty)
