@@ -252,11 +252,20 @@ def _unread(setup: Setup, paths: Mapping[str, Shape], readers: Mapping[str, tupl
     ]
 
 
+def _ever_runs(one: Any, num_steps: int) -> bool:
+    return one.final or (one.every or num_steps + 1) <= num_steps or any(step <= num_steps for step in one.at)
+
+
 def _idle(setup: Setup) -> list[str]:
     """What may surprise: nothing to train, an eval without results, a model's state with micro-batches."""
     found = [] if any(setup.state.trainable) or setup.config.step is not None else ["trainable: nothing is trained"]
     if setup.config.accumulate > 1 and setup.state.model_state is not None:
         found.append("accumulate: the model's eqx.nn.State (batch normalisation) sees one micro-batch at a time")
+    found += [
+        f"evals.{one.name}: it never runs in {setup.num_steps} steps"
+        for one in setup.evals
+        if (one.settings.every or one.settings.at) and not _ever_runs(one.settings, setup.num_steps)
+    ]
     return found + [
         f"evals.{one.name}: it reports nothing, since no loss or metric of the trainer can run in it"
         for one in setup.evals

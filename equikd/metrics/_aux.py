@@ -22,16 +22,27 @@ class StepTotals(State):
 
     Attributes:
         terms: loss name -> sum of its weighted means and its error; plain arrays will do.
-        steps: how many steps were summed.
+        steps: loss name -> how many steps were summed, without those in which no row of that loss counts.
     """
 
     terms: dict[str, TwoFloat] = sum_field(exact=True)
-    steps: Int[Array, ""] = sum_field()
+    steps: dict[str, Int[Array, ""]] = sum_field()
+
+    @classmethod
+    def of(cls, terms: dict[str, Any], losses: dict[str, Any]) -> "StepTotals":
+        """The totals of one step.
+
+        Args:
+            terms: loss name -> weight x mean, a scalar.
+            losses: loss name -> `LossState`.
+        """
+        return cls(terms, {name: (losses[name].count > 0).astype(jnp.int32) for name in terms})
 
     def weighted(self, means: dict[str, Any]) -> dict[str, Any]:
-        """Weighted mean of each loss over the steps."""
+        """Weighted mean of each loss over the steps; 0 of none, which is finite for an optimizer that reads it."""
         del means
-        return {name: term.value / self.steps.astype(term.high.dtype) for name, term in self.terms.items()}
+        steps = {name: jnp.maximum(count, 1) for name, count in self.steps.items()}
+        return {name: term.value / steps[name].astype(term.high.dtype) for name, term in self.terms.items()}
 
     def compute(self) -> Any:
         """The total."""

@@ -43,8 +43,11 @@ class Accuracy(Metric):
         mask: Bool[Array, "b ..."],
     ) -> Average:
         """Number of right predictions and of predictions, over the rows that the mask keeps."""
-        labels = labels.argmax(axis=-1) if labels.ndim == preds.ndim else labels
-        return Average.of(preds.argmax(axis=-1).astype(jnp.int32) == class_index(labels, preds.shape[-1]), mask)
+        known = jnp.ones((), bool)
+        if labels.ndim == preds.ndim:
+            labels, known = labels.argmax(axis=-1), ~undefined(labels).any(axis=-1)
+        chosen = preds.argmax(axis=-1).astype(jnp.int32)
+        return Average.of((chosen == class_index(labels, preds.shape[-1])) & known, mask)
 
 
 @config
@@ -115,7 +118,13 @@ class BinaryAccuracy(Metric):
         """Number of right predictions and of predictions, over what the mask keeps."""
         preds = wide(preds)
         threshold = jnp.asarray(self.threshold, preds.dtype)
-        return Average.of(jnp.where(positive(labels), preds > threshold, preds <= threshold), mask)
+        right = jnp.where(positive(labels), preds > threshold, preds <= threshold)
+        return Average.of(right & ~undefined(labels), mask)
+
+
+def undefined(labels: Any) -> Any:
+    """Which labels are nan."""
+    return jnp.isnan(labels) if jnp.issubdtype(labels.dtype, jnp.inexact) else jnp.zeros(labels.shape, bool)
 
 
 def positive(labels: Any) -> Any:

@@ -14,7 +14,7 @@ from equikd.config import config
 from equikd.errors import ConfigError, message
 from equikd.metrics._average import Average
 from equikd.metrics._base import Metric
-from equikd.metrics._elements import arrays_of, class_index, counted, each, wide
+from equikd.metrics._elements import arrays_of, class_index, counted, each, summed, wide
 from equikd.metrics._state import State, state_field, sum_field
 from equikd.metrics._sums import TwoFloat
 from equikd.typing import Array, Bool, Float, Int, Integer
@@ -177,5 +177,6 @@ class ExpectedCalibrationError(Metric):
         position = jnp.where(jnp.isnan(position), jnp.zeros_like(position), position)
         index = position.astype(jnp.int32)
         weights = jnp.where(keep, confidence, jnp.zeros_like(confidence))
-        sums = jnp.zeros(self.bins, confidence.dtype).at[index.ravel()].add(weights.ravel(), mode="drop")
-        return Calibration(TwoFloat.of(sums), counted(index, keep & right, self.bins), counted(index, keep, self.bins))
+        return Calibration(
+            summed(index, weights, self.bins), counted(index, keep & right, self.bins), counted(index, keep, self.bins)
+        )

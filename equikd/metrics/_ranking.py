@@ -19,7 +19,7 @@ import numpy as np
 from equikd.config import config
 from equikd.errors import ConfigError, message
 from equikd.metrics._base import Metric
-from equikd.metrics._classification import positive
+from equikd.metrics._classification import positive, undefined
 from equikd.metrics._elements import arrays_of, counted, each, floats, wide
 from equikd.metrics._rows import Rows
 from equikd.metrics._state import State, concat_field, static_field, sum_field
@@ -149,6 +149,7 @@ class _OverThresholds(Metric):
     ) -> State:
         """Scores and labels over what the mask keeps: counts by bin, or each of them."""
         keep, scores, right = each(preds, mask), wide(preds), positive(labels)
+        scores = jnp.where(undefined(labels), jnp.full_like(scores, jnp.nan), scores)
         if self.bins is None:
             rows = Rows({"score": scores.ravel(), "positive": right.ravel()}, keep.ravel())
             return scores_with(self.size)(rows, self.curve)

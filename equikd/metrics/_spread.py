@@ -142,8 +142,12 @@ class Histogram(Metric):
 
     def edges(self) -> Float[Array, " edges"]:
         """The bins + 1 edges."""
-        steps = jnp.linspace(0.0, 1.0, self.bins + 1)
-        return self.low * (1 - steps) + self.high * steps
+        steps = jnp.arange(self.bins + 1, dtype=jnp.result_type(float))
+        # Edges that are whole numbers are so to the bit, and a label stands on its edge. XLA multiplies by a rounded
+        # 1 / bins where we divide, so the quotient is corrected by what it leaves over.
+        scaled = self.low * (self.bins - steps) + self.high * steps
+        quotient = scaled / self.bins
+        return quotient + (scaled - quotient * self.bins) / self.bins
 
     def from_values(
         self, values: Float[Array, "..."] | Integer[Array, "..."] | Bool[Array, "..."], mask: Bool[Array, "..."]

@@ -110,7 +110,7 @@ def accumulated(config: Any, state: TrainState, whole: Context) -> Context:
         params=params,
         grads=jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), grads, params),
         losses={name: losses[name] for name in every},
-        totals=StepTotals(terms, jnp.ones((), jnp.int32)),
+        totals=StepTotals.of(terms, losses),
         model_state=eqx.combine(model_state, constant),
         collected={name: one.reduce() for name, one in found["metrics"].items()},
     )

@@ -83,7 +83,7 @@ def losses_of(config: Any, context: Context) -> tuple[jax.Array, Context]:
     terms = {name: loss.weight_at(context.step) * states[name].mean() for name, loss in losses.items()}
     terms = strong({name: jnp.asarray(term) for name, term in terms.items()})
     total = sum(terms.values(), start=jnp.zeros(()))
-    return total, context.replace(losses=states, totals=StepTotals(terms, jnp.ones((), jnp.int32)))
+    return total, context.replace(losses=states, totals=StepTotals.of(terms, states))
 
 
 def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:

@@ -135,6 +135,10 @@ class Trainer:
             raise ValueError(f"num_steps must be below 2**31, the step being an int32, got {part(self, 'num_steps')}")
         if "train" in self.evals:
             raise ValueError("an eval cannot be named 'train', which is the split of the training intervals")
+        inside = [(one, other) for one in self.evals for other in (*self.evals, "train") if one.startswith(f"{other}/")]
+        if inside:
+            one, other = inside[0]
+            raise ValueError(f"results of the evals {one!r} and {other!r} could have one name; rename one of them")
 
     @property
     def in_step(self) -> InStep:

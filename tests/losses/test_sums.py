@@ -49,8 +49,8 @@ def test_plain_arrays_will_do():
     one = LossState(jnp.float32(3), jnp.int32(2))
     assert isinstance(one.exact, TwoFloat)
     assert (one | empty_state(jax.eval_shape(lambda: one))).compute() == 1.5
-    terms = StepTotals({"ce": jnp.float32(3)}, jnp.int32(1))
-    assert (terms | StepTotals({"ce": TwoFloat.of(1.0)}, jnp.int32(1))).compute() == 2
+    terms = StepTotals({"ce": jnp.float32(3)}, {"ce": jnp.int32(1)})
+    assert (terms | StepTotals({"ce": TwoFloat.of(1.0)}, {"ce": jnp.int32(1)})).compute() == 2
     assert terms.weighted({}) == {"ce": 3}
 
 
@@ -67,7 +67,8 @@ def test_the_loss_of_an_eval_of_400_000_rows_in_batches_of_8():
 
 def test_the_total_of_an_interval_of_100_000_steps():
     losses = (3 + np.random.default_rng(0).random(100_000)).astype(np.float32)
-    step = lambda loss: StepTotals({"ce": loss, "l2": 0.1 * loss}, jnp.int32(1))
+    one = jnp.int32(1)
+    step = lambda loss: StepTotals({"ce": loss, "l2": 0.1 * loss}, {"ce": one, "l2": one})
     empty = empty_state(jax.eval_shape(step, losses[0]))
     merged, _ = jax.jit(lambda x: jax.lax.scan(lambda so_far, x: (so_far | step(x), None), empty, x))(losses)
     expected = losses.mean(dtype=np.float64)

@@ -138,3 +138,14 @@ def test_64_bit_scores_and_labels(cls):
         half = metric.from_values(scores.astype(jnp.float32), labels.astype(jnp.int32), jnp.ones(8, bool))
         values, expected = (jax.tree.leaves(one.finalize().compute()) for one in (state | empty_state(state), half))
         np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_a_label_that_is_nan_is_wrong():
+    every = jnp.ones(2, bool)
+    binary = BinaryAccuracy(preds="preds", labels="batch")
+    assert binary.from_values(jnp.array([0.1, 0.7]), jnp.array([jnp.nan, 1.0]), every).compute() == 0.5
+    one_hot = jnp.array([[jnp.nan, jnp.nan], [1.0, 0.0]])
+    assert (
+        Accuracy(preds="preds", labels="batch").from_values(jnp.eye(2)[:1].repeat(2, 0), one_hot, every).compute()
+        == 0.5
+    )

@@ -112,3 +112,25 @@ def test_edges_of_the_histogram():
     assert state.compute() == BinCounts(np.array([1, 1, 1, 2], np.int32), np.arange(5, dtype=np.float32), 1, 1)
     with pytest.raises(ConfigError, match="no bins"):
         validate(Histogram(values="preds", low=1.0, high=1.0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bins"),
+    [
+        (0, 10, 10),
+        (0, 11, 11),
+        (0, 26, 26),
+        (0, 43, 43),
+        (0, 100, 10),
+        (-5, 5, 10),
+        (1, 11, 10),
+        (0, 255, 51),
+    ],
+    ids=map(str, range(8)),
+)
+def test_values_on_edges_that_are_whole_numbers_are_those_of_numpy(low, high, bins):
+    values = np.linspace(low, high, bins + 1).astype(np.float32)
+    expected, _ = np.histogram(values, bins, (low, high))
+    metric = Histogram(values="preds", low=float(low), high=float(high), bins=bins)
+    found = metric.from_values(jnp.asarray(values), jnp.ones(bins + 1, bool)).finalize().compute()
+    assert found.counts.tolist() == expected.tolist() == [1] * (bins - 1) + [2]

@@ -401,6 +401,12 @@ def test_evals_may_have_any_name():
     assert {"test-small/loss", "a b/c/loss"} <= set(trainer.train().metrics)
 
 
+def test_evals_whose_results_could_have_one_name():
+    evals = {"a": evaluated()["test"], "a/b": evaluated()["test"]}
+    with pytest.raises(ConfigError, match=r"'a/b' and 'a' could have one name"):
+        small(evals=evals).train()
+
+
 class LooksAtData(Plain):
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.last(self.first(x) if x.sum() > 0 else self.first(-x))

@@ -81,6 +81,7 @@ OUTSIDE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", OUTSIDE)
 def test_what_is_outside_the_step_traces_and_compiles_nothing(change: str, compilations: Any, tmp_path: Path) -> None:
     base().train(tmp_path / "base")

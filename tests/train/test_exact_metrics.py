@@ -1,8 +1,10 @@
 """What a run reports, over an interval and in an eval, is the metric of all those rows at once."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import equikd as ek
@@ -116,3 +118,21 @@ def test_an_eval_is_that_of_all_rows_whatever_the_batch_size(metrics):  # case 2
     for size in evals:
         got = {name.removeprefix(f"{size}/"): value for name, value in result.metrics.items()}
         assert_equal(got, expected)
+
+
+def test_a_step_in_which_nothing_counts_is_no_part_of_the_mean():  # case 22
+    """Not even of `loss`, which over an interval is the mean of the steps' totals."""
+    rows = {"x": np.ones((8, 2), np.float32), "y": np.zeros((8, 2), np.float32), "keep": np.arange(8) < 4}
+    trainer = ek.Trainer(
+        model=ek.lazy(eqx.nn.Linear)(2, 2),
+        inputs={"x": "batch.x"},
+        losses={"mse": ek.losses.SquaredError(preds="preds", targets="batch.y", mask="batch.keep", weight=2.0)},
+        optimizer=ek.lazy(optax.sgd)(0.0),
+        train_data=ek.data.InMemory(rows, batch_size=4, shuffle=False),
+        num_steps=2,
+        log_every=2,
+        writers=(),
+    )
+    metrics = trainer.train().metrics
+    assert metrics["train/losses/mse"] > 0
+    assert metrics["train/loss"] == metrics["train/weighted/mse"] == 2 * metrics["train/losses/mse"]

@@ -72,6 +72,7 @@ def stop(trainer: ek.Trainer, workdir: Path, at: int, how: str = "interrupt") ->
 # --- nothing is lost --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):
     whole = get_config().train(tmp_path / "whole")
     command = [

@@ -5,6 +5,7 @@ import inspect
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from beartype import beartype
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +82,7 @@ def function_of(parameters, result):
 COUNTS = {"fits": 0, "refused": 0}
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=400, suppress_health_check=list(hypothesis.HealthCheck))
 @given(st.data())
 def test_same_verdict_on_flat_arguments(data):
