@@ -18,7 +18,7 @@ from equikd.metrics._state import fields_where
 from equikd.testing._batches import WRONG, Batch, Drawn, is_array
 from equikd.testing._parts import written
 
-_LARGE = 600  # rows: more than an int8 counts, in the whole and in each half
+_LARGE = 600  # rows: more than an int8 counts, and a quarter of them as well
 
 
 class Broken(AssertionError):
@@ -119,10 +119,11 @@ class Laws:
                 equal("merging depends on the order: a | b is not b | a", a | b, b | a)
             if drawn.stacked:
                 self._stacked(batch, state, empty, equal)
-                large = batch.take(np.arange(_LARGE) % batch.rows)
-                halves = (self.of(large.take(slice(0, _LARGE // 2))), self.of(large.take(slice(_LARGE // 2, None))))
-                text = f"\nthese rows again and again, {_LARGE} in all"
-                equal("of(a ++ b) is not of(a) | of(b) for a large batch", self.of(large), halves[0] | halves[1], text)
+                large = batch.full().take(np.arange(_LARGE) % batch.rows)
+                first, second = large.take(slice(0, _LARGE // 4)), large.take(slice(_LARGE // 4, None))
+                text = f"\nthese rows again and again, {_LARGE} in all, split after row {_LARGE // 4}"
+                merged = self.of(first) | self.of(second)
+                equal("of(a ++ b) is not of(a) | of(b) for a large batch", self.of(large), merged, text)
         if self.masked and drawn.stacked and any(batch.rowed):
             self._devices(batch, state, drawn.junk, equal)
 

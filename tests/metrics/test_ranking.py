@@ -68,7 +68,7 @@ def test_all_scores_equal_sklearn_with_ties(cls, reference, shape, kind, size, e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [None, 500])
+@pytest.mark.parametrize("size", [None, 5000])
 @pytest.mark.parametrize("cls", [RocAuc, AveragePrecision])
 def test_all_scores_keep_the_laws(cls, size):
     check_metric(cls(preds="preds", labels="batch", bins=None, size=size), examples=2)

@@ -193,9 +193,30 @@ class RaisesOnFew(OfRows):
         return Total(jnp.where(mask, x, 0).sum())
 
 
+class Count(State):
+    value: Int[Array, ""] = sum_field()
+
+    def compute(self):
+        return self.value
+
+
+@config
+class CountsInBytes(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Count:
+        return Count(mask.sum(dtype=jnp.int8))
+
+
+@config
+class CountsToAHundred(OfRows):
+    def from_values(self, x: Float[Array, " b"], mask: Bool[Array, " b"]) -> Count:
+        return Count(jnp.minimum(mask.sum(dtype=jnp.int32), 100))
+
+
 @pytest.mark.parametrize(
     ("metric", "law"),
     [
+        (CountsInBytes, "raises OverflowError"),
+        (CountsToAHundred, "for a large batch"),
         (MultipliesByMask, "rows of padding change|mask is False changes"),
         (IgnoresMask, "rows of padding change|mask is False changes|masked rows count"),
         (AveragesBatches, r"of\(a \+\+ b\) is not of\(a\) \| of\(b\)"),
