@@ -5,9 +5,11 @@ each run print why.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 import optax
 
@@ -81,3 +83,18 @@ def make_trainer(num_steps: int) -> ek.Trainer:
         checkpoints=None,
         writers=(ClockWriter(),),
     )
+
+
+def stepping(trainer: ek.Trainer, batch: ek.data.Batch, steps: int) -> Callable[[], None]:
+    """`steps` steps of the stepper on one batch, its accumulators swapped every `LOG_EVERY`."""
+    stepper = ek.train.Stepper(trainer, trainer.init())
+
+    def work() -> None:
+        aux = None
+        for number in range(1, steps + 1):
+            stepper.step(batch)
+            if number % LOG_EVERY == 0:
+                aux = stepper.swap()
+        jax.block_until_ready((aux, stepper.borrow()))
+
+    return work

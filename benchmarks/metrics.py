@@ -28,7 +28,7 @@ import numpy as np
 
 import equikd as ek
 from benchmarks._timing import Rounds, finish, interleave, quick, ratios, show, stopwatch, times
-from benchmarks._tiny import BATCH, LOG_EVERY, load, make_trainer
+from benchmarks._tiny import BATCH, LOG_EVERY, load, make_trainer, stepping
 from equikd.metrics import Average, State, empty_state, sum_field
 from equikd.metrics._average import masked_sum
 from equikd.typing import Array, Float, Int
@@ -54,18 +54,8 @@ TEN: dict[str, ek.metrics.Metric] = {
 def steps_with(metrics: dict[str, Any], steps: int) -> Callable[[], None]:
     """`steps` steps of the stepper with these metrics."""
     trainer = ek.override(make_trainer(1), {"metrics": metrics})
-    stepper = ek.train.Stepper(trainer, trainer.init())
     batch = ek.data.as_batch({name: jnp.asarray(column[:BATCH]) for name, column in load().items()})
-
-    def work() -> None:
-        aux = None
-        for number in range(1, steps + 1):
-            stepper.step(batch)
-            if number % LOG_EVERY == 0:
-                aux = stepper.swap()
-        jax.block_until_ready((aux, stepper.borrow()))
-
-    return work
+    return stepping(trainer, batch, steps)
 
 
 def race_steps(rounds: int, steps: int = 2 * LOG_EVERY) -> Rounds:

@@ -49,6 +49,7 @@ from benchmarks._tiny import (
     Clock,
     load,
     make_trainer,
+    stepping,
 )
 
 DATA = load()
@@ -100,18 +101,8 @@ def bare_steps(images: Any, labels: Any, steps: int) -> Callable[[], None]:
 def our_steps(images: Any, labels: Any, steps: int) -> Callable[[], None]:
     """`steps` steps of the stepper, its accumulators swapped every `LOG_EVERY`."""
     trainer = make_trainer(1)
-    stepper = ek.train.Stepper(trainer, trainer.init())
     batch = ek.data.as_batch({"image": images, "label": labels})
-
-    def work() -> None:
-        aux = None
-        for number in range(1, steps + 1):
-            stepper.step(batch)
-            if number % LOG_EVERY == 0:
-                aux = stepper.swap()
-        jax.block_until_ready((aux, stepper.borrow()))
-
-    return work
+    return stepping(trainer, batch, steps)
 
 
 def documented_steps(images: Any, labels: Any, steps: int) -> Callable[[], None]:

@@ -1,7 +1,5 @@
 """Metrics of images: how far a picture is from the true one, by squared error and by structure."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,14 +12,26 @@ from equikd.typing import Array, Bool, Float
 from equikd.wiring import KeyPath
 
 
-def _check_range(metric: Any) -> None:
-    if not metric.data_range > 0:
-        what, got = f"{type(metric).__name__}.data_range: images without a range", str(metric.data_range)
-        raise ConfigError(message(what, got=got, expected="data_range > 0"))
+@config
+class _OfImages(Metric):
+    """What both of these compare."""
+
+    preds: KeyPath
+    """Key path of the predicted images, float `b h w c`; PSNR takes any `b *n`, SSIM sides of 11 pixels at least."""
+    targets: KeyPath
+    """Key path of the true images, float, of the same shape."""
+    data_range: float = 1.0
+    """Distance from the smallest possible value to the largest: 1 for images in [0, 1], 2 in [-1, 1]."""
+
+    def validate(self) -> None:
+        """Refuse a range that is not positive."""
+        if not self.data_range > 0:
+            what, got = f"{type(self).__name__}.data_range: images without a range", str(self.data_range)
+            raise ConfigError(message(what, got=got, expected="data_range > 0"))
 
 
 @config
-class PSNR(Metric):
+class PSNR(_OfImages):
     """Peak signal-to-noise ratio in decibels, a mean over images: mean of 10 log10(data_range^2 / mse(image)).
 
     scikit-image's `peak_signal_noise_ratio(targets, preds, data_range=...)` of each image, averaged. An image without
@@ -33,17 +43,6 @@ class PSNR(Metric):
         >>> round(metric.from_values(preds, targets, jnp.ones(1, bool)).compute().item(), 3)
         20.0
     """
-
-    preds: KeyPath
-    """Key path of the predicted images, float `b *n`, such as `b h w c`."""
-    targets: KeyPath
-    """Key path of the true images, float `b *n`."""
-    data_range: float = 1.0
-    """Distance from the smallest possible value to the largest: 1 for images in [0, 1], 2 in [-1, 1]."""
-
-    def validate(self) -> None:
-        """Refuse a range that is not positive."""
-        _check_range(self)
 
     def from_values(
         self, preds: Float[Array, " b *n"], targets: Float[Array, " b *n"], mask: Bool[Array, " b"]
@@ -70,7 +69,7 @@ def _smoothed(images: Float[Array, "... h w c"], axis: int) -> Float[Array, "...
 
 
 @config
-class SSIM(Metric):
+class SSIM(_OfImages):
     """Structural similarity, a mean over images: how alike brightness, contrast and structure are in small windows.
 
     Wang, Bovik, Sheikh and Simoncelli (2004), "Image quality assessment: from error visibility to structural
@@ -81,7 +80,8 @@ class SSIM(Metric):
 
     averaged over all windows that lie wholly inside the image, over channels and over images. It is scikit-image's
     `structural_similarity(target, pred, gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
-    data_range=..., channel_axis=-1)`, which pads the borders and then leaves them out. 1 is the best; nan of nothing.
+    data_range=..., channel_axis=-1)`, which pads the borders and then leaves them out. Grey images have c = 1. 1 is the
+    best; nan of nothing.
 
     Raises:
         WiringError: (from `from_values`) images are smaller than the window.
@@ -92,17 +92,6 @@ class SSIM(Metric):
         >>> metric.from_values(targets, targets, jnp.ones(2, bool)).compute().item()
         1.0
     """
-
-    preds: KeyPath
-    """Key path of the predicted images, float `b h w c`, with sides of 11 pixels at least; grey ones have c = 1."""
-    targets: KeyPath
-    """Key path of the true images, float `b h w c`."""
-    data_range: float = 1.0
-    """Distance from the smallest possible value to the largest: 1 for images in [0, 1], 2 in [-1, 1]."""
-
-    def validate(self) -> None:
-        """Refuse a range that is not positive."""
-        _check_range(self)
 
     def from_values(
         self, preds: Float[Array, "b h w c"], targets: Float[Array, "b h w c"], mask: Bool[Array, " b"]

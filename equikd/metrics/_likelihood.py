@@ -48,7 +48,19 @@ class ExpAverage(State):
 
 
 @config
-class Perplexity(Metric):
+class _OfTokens(Metric):
+    """What is said of tokens."""
+
+    logits: KeyPath
+    """Key path of the logits, float `b *n classes`."""
+    labels: KeyPath
+    """Key path of the class indices, int `b *n`."""
+    ignore_label: int | None = None
+    """Tokens with this label do not count."""
+
+
+@config
+class Perplexity(_OfTokens):
     """e to the mean negative log likelihood of a token: exp(-mean(log softmax(logits)[label])).
 
     Jelinek et al. (1977), "Perplexity: a measure of the difficulty of speech recognition tasks"; scikit-learn's
@@ -61,13 +73,6 @@ class Perplexity(Metric):
         >>> metric.from_values(logits, labels, jnp.ones(2, bool)).compute().round(3).item()
         4.0
     """
-
-    logits: KeyPath
-    """Key path of the logits, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the class indices, int `b *n`."""
-    ignore_label: int | None = None
-    """Tokens with this label do not count."""
 
     def from_values(
         self, logits: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]
@@ -85,7 +90,7 @@ class Perplexity(Metric):
 
 
 @config
-class TokenAccuracy(Metric):
+class TokenAccuracy(_OfTokens):
     """The share of tokens whose most likely class is the right one: mean of [argmax(logits) = label].
 
     scikit-learn's `accuracy_score` over all tokens that count, each weighing the same; nan of nothing.
@@ -96,13 +101,6 @@ class TokenAccuracy(Metric):
         >>> metric.from_values(logits, labels, jnp.ones(1, bool)).compute().item()
         0.5
     """
-
-    logits: KeyPath
-    """Key path of the logits, float `b *n classes`."""
-    labels: KeyPath
-    """Key path of the class indices, int `b *n`."""
-    ignore_label: int | None = None
-    """Tokens with this label do not count."""
 
     def from_values(
         self, logits: Float[Array, "b *n classes"], labels: Integer[Array, " b *n"], mask: Bool[Array, "b ..."]

@@ -36,9 +36,31 @@ class Skipped(State):
         return {}
 
 
+@config
+class _Around(BaseMetric):
+    """What wrappers have in common."""
+
+    metric: BaseMetric
+    """What is wrapped."""
+
+    @property
+    def takes_mask(self) -> bool:
+        """As the metric."""
+        return self.metric.takes_mask
+
+    @property
+    def inner(self) -> Metric:
+        """What this is around in the end."""
+        return self.metric.inner
+
+    def reads(self) -> dict[str, str]:
+        """The key paths of the metric, below `metric`."""
+        return {f"metric.{name}": path for name, path in self.metric.reads().items()}
+
+
 @final
 @config
-class SkipIfMissing(BaseMetric):
+class SkipIfMissing(_Around):
     """A metric that gives no result where one of its key paths leads nowhere, such as labels that an eval lacks.
 
     Only the path that is named may be missing: another one that leads nowhere is an error as ever. So is a path that is
@@ -64,20 +86,6 @@ class SkipIfMissing(BaseMetric):
             what = f"missing = {self.missing!r}: the metric does not read it"
             near, read = nearest(self.missing, paths.values()), listing(dict.fromkeys(paths.values()))
             raise ConfigError(message(what, expected=f"one of {read}", near=near))
-
-    @property
-    def takes_mask(self) -> bool:
-        """As the metric."""
-        return self.metric.takes_mask
-
-    @property
-    def inner(self) -> Metric:
-        """What this is around in the end."""
-        return self.metric.inner
-
-    def reads(self) -> dict[str, str]:
-        """The key paths of the metric, below `metric`."""
-        return {f"metric.{name}": path for name, path in self.metric.reads().items()}
 
     def connect(self, context: Context) -> dict[str, Any]:
         """The arguments of the metric; none where the path is missing and nothing else is wrong."""
@@ -128,7 +136,7 @@ class TreeStates(State):
 
 @final
 @config
-class TreeMap(BaseMetric):
+class TreeMap(_Around):
     """A metric for each leaf of a tree; results are named by the paths of the leaves, `NAME/head[0].logits`.
 
     The arguments of the metric that are trees are taken apart, leaf by leaf: their arrays must have the same paths, and
@@ -146,20 +154,6 @@ class TreeMap(BaseMetric):
 
     metric: Metric
     """What is computed of each leaf."""
-
-    @property
-    def takes_mask(self) -> bool:
-        """As the metric."""
-        return self.metric.takes_mask
-
-    @property
-    def inner(self) -> Metric:
-        """What this is around in the end."""
-        return self.metric.inner
-
-    def reads(self) -> dict[str, str]:
-        """The key paths of the metric, below `metric`."""
-        return {f"metric.{name}": path for name, path in self.metric.reads().items()}
 
     def connect(self, context: Context) -> dict[str, Any]:
         """The arguments of the metric, trees among them."""
