@@ -4,6 +4,9 @@ Its parts are importable, so that a run directory can describe it: an experiment
 each run print why.
 """
 
+import os
+import pty
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +70,36 @@ class ClockWriter:
         """A clock for this run."""
         OPENED.append(Clock())
         return OPENED[-1]
+
+
+class Terminal:
+    """A pseudo-terminal whose output is read and thrown away."""
+
+    def __init__(self) -> None:
+        self.master, slave = pty.openpty()
+        self.file = os.fdopen(slave, "w")
+        self.reader = threading.Thread(target=self.drain, daemon=True)
+        self.reader.start()
+
+    def drain(self) -> None:
+        """Read until the other end is closed."""
+        try:
+            while os.read(self.master, 65536):
+                pass
+        except OSError:
+            pass
+
+
+@ek.config.config
+class OnTerminal:
+    """`Console` on a terminal of its own."""
+
+    def open(self, run: Any) -> Any:
+        """The display."""
+        from rich.console import Console
+
+        file = Terminal().file
+        return ek.train.Console().open(run, console=Console(file=file, force_terminal=True, width=120))
 
 
 def make_trainer(num_steps: int) -> ek.Trainer:

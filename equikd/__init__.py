@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from equikd import metrics as metrics
     from equikd import model as model
     from equikd import optim as optim
+    from equikd import sharding as sharding
     from equikd import testing as testing
     from equikd import train as train
     from equikd import tree as tree
@@ -68,6 +69,7 @@ _HOMES = {
     "ref": "equikd.config",
     "resolve": "equikd.config",
     "save_model": "equikd.train",
+    "sharding": "equikd.sharding",
     "testing": "equikd.testing",
     "train": "equikd.train",
     "tree": "equikd.tree",
@@ -99,6 +101,7 @@ __all__ = [
     "ref",
     "resolve",
     "save_model",
+    "sharding",
     "testing",
     "train",
     "tree",

@@ -15,6 +15,7 @@ Failures of one kind are reported together: `report` joins several messages unde
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class EquikdError(Exception):
@@ -35,6 +36,32 @@ class CheckpointError(EquikdError, ValueError):
 
 class DataError(EquikdError, ValueError):
     """A data pipeline yields too little, or something of the wrong structure or shape."""
+
+
+class NonFiniteError(EquikdError, ArithmeticError):
+    """Training met numbers that are not finite.
+
+    Attributes:
+        step: the number of the update that failed, the first one being 1.
+        path: what was not finite first, such as `losses.ce` or `grads.layers[0].weight`.
+        state: the train state before that update, where `path` leads into `params` that after it, with the bad
+            parameters; without the optimizer's state, which the guard may have let spoil.
+    """
+
+    def __init__(self, text: str, *, step: int, path: str, state: Any) -> None:
+        self.step, self.path, self.state = step, path, state
+        super().__init__(text)
+
+    def located(self, where: str) -> "NonFiniteError":
+        """The same error, whose text also says where the run is."""
+        what, _, rest = str(self).partition("\n")
+        return NonFiniteError(f"{message(what, where=where)}\n{rest}", step=self.step, path=self.path, state=self.state)
+
+    def again(self, returns: int) -> "NonFiniteError":
+        """The same error, whose text also says how often the run went back before."""
+        what, _, rest = str(self).partition("\n")
+        text = f"{what}, after {returns} returns\n{rest}"
+        return NonFiniteError(text, step=self.step, path=self.path, state=self.state)
 
 
 # What other libraries call the things that are named here; spelling alone would not find them.

@@ -12,7 +12,7 @@ An eval inherits the trainer's losses and metrics, without those that read what 
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 
 from equikd.config import config, resolve
-from equikd.data import Batch
-from equikd.errors import ConfigError, listing, message
+from equikd.data import Batch, batch_size, pad
+from equikd.errors import ConfigError, EquikdError, listing, message
 from equikd.losses import Loss
 from equikd.metrics import Aux, BaseMetric, EvalWeights
-from equikd.model import call, with_hyperparameters
+from equikd.model import predictions, with_hyperparameters
 from equikd.model._call import name_of
-from equikd.sharding import home
+from equikd.sharding import Home, everywhere, filled_rows, home, settle, spread_of
 from equikd.wiring import Context, reads_rows
 
 
@@ -45,8 +45,9 @@ class Eval:
     num_batches: int | None = None
     """How many batches are read, the first ones; None: all."""
     transform: Any = None
-    """Makes the model that is evaluated: a function of the model, or a node that makes one; the names `step`, `extra`
-    and `model_state` among its further arguments are filled from the train state. None: the model as it is."""
+    """Makes the model that is evaluated: a function of the model, or a node that makes one; the names `step`, `extra`,
+    `model_state` and `opt_state` among its further arguments are filled from the train state, so
+    `ek.optim.averaged` evaluates the average of the parameters. None: the model as it is."""
     metrics: dict[str, BaseMetric] | None = None
     """Metric name -> metric; None: those of the trainer, without those of gradients, updates and the like."""
     losses: dict[str, Loss] | None = None
@@ -71,15 +72,7 @@ def eval_context(config: Any, view: "View", batch: Batch) -> Context:
     """The context of an eval: everything but what only a training step computes."""
     model = with_hyperparameters(config, view.model, view.hyperparameter)
     context = Context(step=view.step, batch=batch.data, mask=batch.mask, model=model, extra=view.extra, config=config)
-    preds, _ = call(
-        model,
-        context,
-        inputs=config.inputs,
-        per_example=config.per_example,
-        unmapped=config.unmapped,
-        model_state=view.model_state,
-        inference=True,
-    )
+    preds, _ = predictions(config, model, context, model_state=view.model_state, inference=True)
     return context.replace(preds=preds)
 
 
@@ -92,6 +85,7 @@ class View(eqx.Module):
         model_state: its `eqx.nn.State`, or None.
         extra: the state's `extra`.
         hyperparameter: per leaf of the model, whether it comes from the config.
+        opt_state: the optimizer's state, where the eval's transform asks for it.
     """
 
     step: Any
@@ -99,9 +93,27 @@ class View(eqx.Module):
     model_state: Any
     extra: Any
     hyperparameter: tuple[bool, ...] = eqx.field(static=True)
+    opt_state: Any = None
 
 
-_FILLED = ("step", "extra", "model_state")
+_FILLED = ("step", "extra", "model_state", "opt_state")
+
+
+def view_of(state: Any, config: Any = None) -> View:
+    """What an eval sees of a train state.
+
+    Args:
+        state: the train state.
+        config: of the eval; None: its transform is not used.
+
+    Raises:
+        ConfigError: the transform takes arguments that nothing fills.
+    """
+    opt_state = None
+    if config is not None and config.transform is not None:
+        function = resolve(config.transform, root=config, path="transform")
+        opt_state = state.opt_state if "opt_state" in _further_arguments(function) else None
+    return View(state.step, state.model, state.model_state, state.extra, state.hyperparameter, opt_state)
 
 
 def transformed(config: Any, view: View) -> View:
@@ -117,7 +129,10 @@ def transformed(config: Any, view: View) -> View:
     function = resolve(config.transform, root=config, path="transform")
     further = _further_arguments(function)
     model = with_hyperparameters(config, view.model, view.hyperparameter)
-    made = function(model, **{name: getattr(view, name) for name in further})
+    try:
+        made = function(model, **{name: getattr(view, name) for name in further})
+    except EquikdError as error:
+        raise type(error)(f"transform: {error}") from error
     if not callable(made):
         got = f"{made.dtype}{list(made.shape)}" if eqx.is_array(made) else f"a {type(made).__qualname__}"
         what = f"transform: what {name_of(function)} returns is no model"
@@ -163,6 +178,13 @@ def _further_arguments(function: Any) -> list[str]:
     return [p.name for p in further if p.name in _FILLED]
 
 
+def filled(batches: Iterable[Batch], config: Any) -> Iterator[Batch]:
+    """The batches, with rows of padding where several devices do not divide them."""
+    if config.mesh is None:
+        return iter(batches)
+    return (pad(batch, filled_rows(config, batch_size(batch))) for batch in batches)
+
+
 @eqx.filter_jit
 def _transform(config: Any, view: View) -> View:
     return transformed(config, view)
@@ -175,7 +197,8 @@ def _eval_and_merge(config: Any, view: View, so_far: Aux, batch: Batch) -> tuple
     # What reads no rows, such as a sum of weights, is the same for each batch: one of them speaks for all.
     metrics = resolve(config.metrics, root=config, path="metrics")
     same = {name: state for name, state in fixed.metrics.items() if not reads_rows(metrics[name].reads().values())}
-    return dataclasses.replace(merged, metrics={**merged.metrics, **same}), growing
+    merged = dataclasses.replace(merged, metrics={**merged.metrics, **same})
+    return everywhere(merged, spread_of(config)), growing
 
 
 def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> Aux:
@@ -190,14 +213,20 @@ def evaluate(config: Any, view: View, batches: Iterable[Batch], empty: Aux) -> A
     Returns:
         The merged states; `results()` gives the values. They are on the device, but for those that keep all rows.
     """
+    spread = spread_of(config)
+    if spread is not None:
+        view = settle(view, spread)
+        batches = (spread.batch(batch, batch_size(batch)) for batch in filled(batches, config))
     if config.transform is not None:
         view = _transform(config, view)
     fixed, growing = empty.parted()
     arrays, static = eqx.partition(fixed, eqx.is_array_like)
-    aux = eqx.combine(jax.device_put(arrays, home(view)), static)
+    aux = eqx.combine(jax.device_put(arrays, (spread or Home(home(view))).whole), static)
     gathered = [growing]
     for batch in batches:
         aux, rows = _eval_and_merge(config, view, aux, batch)
+        if spread is not None:
+            spread.wait(aux, rows)
         if growing.metrics:  # those of the batch before: this one is still being computed
             gathered[-1] = jax.device_get(gathered[-1])
             gathered.append(rows)

@@ -32,6 +32,7 @@ def rows(text: str, split: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(f"{split} ")]
 
 
+@pytest.mark.slow
 def test_it_reports_what_training_reported(tmp_path, capsys):
     workdir = tmp_path / "run"
     code, trained, _ = told(capsys, "train", MODULE, *SETTINGS, "--workdir", str(workdir))

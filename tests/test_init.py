@@ -22,6 +22,7 @@ NAMESPACES = (
     "metrics",
     "model",
     "optim",
+    "sharding",
     "testing",
     "train",
     "tree",

@@ -6,10 +6,13 @@ trainer that comes out, at any path. Whatever is wrong is told on one screen, wi
 written.
 """
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from equikd.cli._commands import COMMANDS
 from equikd.cli._modules import load_module as load_module
@@ -51,10 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 2 where the words or the experiment are wrong; 130 after an interrupt.
+
+    Raises:
+        SystemExit: 143, after SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        with _ending_orderly():
+            return _run(words)
     except EquikdError as error:
         return _refuse(str(error), error)
     except KeyboardInterrupt:
@@ -68,6 +75,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = _cut(f"{type(error).__name__}: {str(error).strip()}", _MOST_LINES // 3)
         where = ["in your code:", *(f"  {line}" for line in lines[-_MOST_FRAMES:])] if lines else []
         return _refuse("\n".join([text, *notes, *where, "EQUIKD_TRACEBACK=1 shows the traceback"]), error)
+
+
+@contextlib.contextmanager
+def _ending_orderly() -> Iterator[None]:
+    """SIGTERM is a `SystemExit`, so that what is open is closed; while it trains, the trainer does more."""
+    orderly = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not orderly:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(words: list[str]) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from equikd.cli._arguments import configured
 from equikd.errors import ConfigError, message
 
+TERMINATED = 143  # the exit code of a program that SIGTERM has ended
+
 
 def _train(words: list[str]) -> int:
     trainer, name, flags = configured(words, "train", {"workdir": (str, _default_workdir)})
@@ -14,10 +16,14 @@ def _train(words: list[str]) -> int:
 
     try:
         result = trainer.train(flags.workdir)
+        final_table(result.metrics, title=f"{name}, {int(result.state.step)} steps, in {flags.workdir}")
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {_what_is_left(flags.workdir)}\n")
         return 130
-    final_table(result.metrics, title=f"{name}, {int(result.state.step)} steps, in {flags.workdir}")
+    except SystemExit as ending:
+        if ending.code == TERMINATED:
+            sys.stderr.write(f"terminated; {_what_is_left(flags.workdir)}\n")
+        raise
     return 0
 
 

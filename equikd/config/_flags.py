@@ -2,7 +2,8 @@
 
 The text of a flag is read as what stands at its path is. Where a string stands it stays a string, even `1` or `none`;
 for a float `1` is 1.0, for an int `1e5` is 100000, for a tuple `0.9,0.99` is a tuple, for a function `jax.nn.gelu` is
-that function. For an argument that is not written yet its default and its annotation tell. Where nothing tells, it is
+that function; for a config of a class that the annotation names, `SkipNonFinite(max_consecutive=3)` is one. For an
+argument that is not written yet its default and its annotation tell. Where nothing tells, it is
 a Python literal if it is one. The edit itself, and with it every check of paths and kinds, is `override`.
 """
 
@@ -22,6 +23,7 @@ from equikd.config._dataclass import hints
 from equikd.config._edit import override
 from equikd.config._names import import_object
 from equikd.config._node import parts
+from equikd.config._plans import is_config_class
 from equikd.config._signatures import mentions, named_parameters, signature_of
 from equikd.config._values import is_config, is_node
 from equikd.errors import ConfigError, message, report
@@ -129,6 +131,9 @@ def readings(text: str, standing: Any = None, annotation: Any = None) -> list[An
         ([1.0], ['none'], [('a', 'b')], None)
     """
     literal = _literal(text)
+    written = _instance(text, annotation)
+    if written is not None:
+        return [written]
     if isinstance(standing, enum.Enum):
         return [type(standing).__members__.get(text, text)]
     if isinstance(standing, str):
@@ -171,6 +176,36 @@ def _by_annotation(text: str, literal: Any, annotation: Any) -> list[Any]:
     if len(kinds) == 1 and not isinstance(literal, tuple):
         return [*readings(text, kinds[0]()), text]
     return [literal, text]
+
+
+def _instance(text: str, annotation: Any) -> Any:
+    """A config of a class that an annotation names, as written in Python: `EarlyStop("test/loss", patience=3)`."""
+    name = re.match(r"(\w+)\(", text)
+    classes = {kind.__name__: kind for kind in _members(annotation) if isinstance(kind, type) and is_config_class(kind)}
+    if name is None or name[1] not in classes:
+        return None
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("one call, with values by name or in order")
+        values = [_frozen(ast.literal_eval(value)) for value in call.args]
+        named_values = {str(keyword.arg): _frozen(ast.literal_eval(keyword.value)) for keyword in call.keywords}
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(message(f"{text!r} cannot be read", got=str(error), expected="plain values")) from None
+    try:
+        return classes[name[1]](*values, **named_values)
+    except ConfigError:
+        raise
+    except TypeError as error:  # a name or a number of arguments
+        raise ConfigError(message(f"{text!r} cannot be made", got=str(error))) from None
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The parts of a union."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _members(typing.get_args(annotation)[0])
+    return list(typing.get_args(annotation)) if origin in (typing.Union, types.UnionType) else [annotation]
 
 
 def named(text: str) -> Any:

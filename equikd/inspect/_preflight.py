@@ -21,6 +21,7 @@ import numpy as np
 from equikd.config._values import Pin
 from equikd.data import Batch
 from equikd.evals import eval_context
+from equikd.inspect._devices import Devices, devices_of, uneven_parts
 from equikd.inspect._memory import Memory, memory_of
 from equikd.inspect._readers import counted, read_by, readers_of
 from equikd.inspect._tables import contexts, tables
@@ -28,13 +29,16 @@ from equikd.metrics import Aux
 from equikd.model import static_floats
 from equikd.model._floats import spelled
 from equikd.train import Trainer
-from equikd.train._check import abstract, view_of
+from equikd.train._check import abstract, eval_view
 from equikd.train._in_step import enclosed
+from equikd.train._init_from import weights_of
+from equikd.train._session import first_batches
 from equikd.train._setup import Setup, prepare
 from equikd.train._state import TrainState, split
 from equikd.train._step import apply_updates, begin, forward, loss_and_gradients, losses_of
 from equikd.train._stepper import program_for
-from equikd.train._trainer import first_batches, writers_of
+from equikd.train._trainer import writers_of
+from equikd.train._weights import Taken
 from equikd.tree import join, named_leaves, parse, walk
 from equikd.wiring import Context
 
@@ -73,6 +77,8 @@ class Preflight:
         warnings: what is legal, but hardly meant.
         memory: bytes of the compiled step, where they were asked for.
         accumulate: micro-batches in a step; `paths` are those of the whole batch.
+        init_from: what of the weights of `init_from` is taken, and what is not; None where the trainer names none.
+        devices: what the devices of a mesh hold; None without one.
     """
 
     paths: dict[str, Shape]
@@ -86,6 +92,8 @@ class Preflight:
     warnings: tuple[str, ...]
     memory: Memory | None = None
     accumulate: int = 1
+    init_from: Taken | None = None
+    devices: Devices | None = None
 
     @property
     def context(self) -> str:
@@ -130,6 +138,7 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
     setup = prepare(trainer, model, model_state)
     first_batches(setup, 0)  # what opening the data refuses, and the writers, `train` would refuse too
     writers_of(trainer)
+    weights = weights_of(trainer, setup.state)
     readers = readers_of(setup)
     paths = _paths(setup, readers)
     return Preflight(
@@ -141,9 +150,11 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
         frozen=_leaves(setup.state, trained=False),
         hyperparameter=Leaves(*_hyperparameters(setup.state)),
         floats=_floats(trainer, setup),
-        warnings=(*_unread(setup, paths, readers), *_without_gradient(setup), *_idle(setup)),
+        warnings=(*_unread(setup, paths, readers), *_without_gradient(setup), *_idle(setup), *uneven_parts(setup)),
         memory=memory_of(program_for(setup.config, setup.state, setup.spec), setup) if memory else None,
         accumulate=setup.config.accumulate,
+        init_from=None if weights is None else weights.taken,
+        devices=devices_of(setup),
     )
 
 
@@ -185,7 +196,7 @@ def _paths(setup: Setup, readers: dict[str, tuple[str, ...]]) -> dict[str, Shape
 
 
 def _eval_paths(setup: Setup, one: Any) -> dict[str, Shape]:
-    return _shapes(eval_context, one.config, view_of(setup.state), one.data.spec())
+    return _shapes(eval_context, one.config, eval_view(one.config, setup.state), one.data.spec())
 
 
 def _results(setup: Setup) -> dict[str, Shape | str | None]:

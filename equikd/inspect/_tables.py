@@ -48,6 +48,7 @@ def tables(found: "Preflight") -> str:
                     ("hyperparameters", found.hyperparameter),
                 )
             ),
+            *([] if found.init_from is None else ["", "Starts from", f"  {found.init_from}"]),
             "",
             contexts(found, most=_MOST),
             "",
@@ -59,6 +60,7 @@ def tables(found: "Preflight") -> str:
             "",
             "Floats of the config",
             *(columns(found.floats.items()) or ["  none"]),
+            *_devices(found),
             *_memory(found),
             "",
             *(["Warnings", *(f"  {text}" for text in found.warnings)] if found.warnings else ["No warnings."]),
@@ -102,6 +104,21 @@ def _context(paths: Mapping[str, Any], found: "Preflight", title: str, most: int
         own = [row for path, row in rows.items() if tops.get(path, path) == top]
         kept += own if most is None or len(own) <= most else [*own[:most], (f"{top}.**", f"{len(own) - most} more", "")]
     return [title, *columns(kept)]
+
+
+def _devices(found: "Preflight") -> list[str]:
+    held = found.devices
+    if held is None:
+        return []
+    rows = [
+        ("devices", str(held.count)),
+        ("rows of a batch", f"{held.rows} on each"),
+        ("train state", f"{readable(held.bytes)}, {readable(held.bytes_each)} on each"),
+        ("spread", f"{len(held.spread)} {'array' if len(held.spread) == 1 else 'arrays'}"),
+    ]
+    rows += [("no axis to spread", f"{path} {short(leaf)}") for path, leaf in list(held.undivided.items())[:_MOST]]
+    rows += [("", f"{len(held.undivided) - _MOST} more")] if len(held.undivided) > _MOST else []
+    return ["", "Devices", *columns(rows)]
 
 
 def _memory(found: "Preflight") -> list[str]:

@@ -1,6 +1,8 @@
 """What a step or an eval reports: loss states and metric states by name, merged over batches, read as named results."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +49,13 @@ class StepTotals(State):
     def compute(self) -> Any:
         """The total."""
         return sum(self.weighted({}).values())
+
+    def over_no_steps(self, total: dict[str, Any], weighted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Results, with nan in place of a mean over no steps: of a loss, or of the total where no loss has any."""
+        some = {name: steps > 0 for name, steps in self.steps.items()}
+        either = functools.reduce(operator.or_, some.values(), False)
+        weighted = {name: jnp.where(some[name], value, jnp.nan) for name, value in weighted.items()}
+        return {name: jnp.where(either, value, jnp.nan) for name, value in total.items()}, weighted
 
 
 class EvalWeights(State):
@@ -166,6 +175,8 @@ class Aux(eqx.Module):
         if self.total is not None:
             weighted = self.total.weighted(means)
             values = {"loss": sum(weighted.values())}
+            if isinstance(self.total, StepTotals):
+                values, weighted = self.total.over_no_steps(values, weighted)
             values |= {f"losses/{name}": value for name, value in means.items()}
             values |= {f"weighted/{name}": value for name, value in weighted.items()}
         names: dict[str, list[str]] = {}

@@ -32,16 +32,40 @@ def check_count(owner: str, n: Any) -> None:
         )
 
 
-@functools.cache  # the state's class is part of the program: one for each n, for good
-def _images(n: int) -> Callable[[Rows], State]:
+@functools.cache  # the state's class is part of the program: one for each n and layout, for good
+def _images(n: int, columns: int | None, scale: int) -> Callable[[Rows], State]:
     class ShownImages(State):
         __qualname__ = "ShownImages"
         rows: Rows = truncate_field(n)
 
         def compute(self) -> Images:
-            return Images(self.rows.values)
+            pixels = np.asarray(self.rows.values).repeat(scale, axis=1).repeat(scale, axis=2)
+            return Images(pixels if columns is None else tiled(pixels, columns, gap=scale))
 
     return ShownImages
+
+
+def tiled(pixels: np.ndarray, columns: int, *, gap: int) -> np.ndarray:
+    """Images beside and below each other, as one image; none as none.
+
+    Args:
+        pixels: uint8 `n h w c`.
+        columns: how many stand beside each other.
+        gap: grey pixels between two of them.
+
+    Example:
+        >>> tiled(np.zeros((5, 8, 8, 1), np.uint8), 3, gap=2).shape
+        (1, 18, 28, 1)
+    """
+    count, height, width, channels = pixels.shape
+    if not count:
+        return pixels
+    columns, down = min(columns, count), -(-count // columns)
+    full = np.full((down * columns, height + gap, width + gap, channels), 128, np.uint8)
+    full[..., 3:] = 255  # where there is opacity, the grey is opaque
+    full[:count, :height, :width] = pixels
+    grid = full.reshape(down, columns, *full.shape[1:]).swapaxes(1, 2)
+    return grid.reshape(1, down * (height + gap), columns * (width + gap), channels)[:, : -gap or None, : -gap or None]
 
 
 @config
@@ -49,7 +73,8 @@ class ShowImages(Metric):
     """The first n images, as `Images`; TensorBoard shows them.
 
     Floats are shown from `low` (black) to `high` (white), what lies outside as the nearer of the two, nan as black.
-    Bytes (uint8) and bools are shown as they are. `low` and `high` may change without a new compile.
+    Bytes (uint8) and bools are shown as they are. `low` and `high` may change without a new compile. With `columns`
+    they are laid out as one image, which is how samples of a generator are looked at.
 
     Example:
         >>> images, mask = jnp.zeros((3, 28, 28, 1)), jnp.array([True, False, True])
@@ -65,10 +90,19 @@ class ShowImages(Metric):
     """The float that is black."""
     high: float = 1.0
     """The float that is white."""
+    columns: int | None = None
+    """How many stand beside each other in one image that holds them all; None: each is an image of its own."""
+    scale: int = 1
+    """Pixels of the screen, in height and width, for one of the image's."""
 
     def validate(self) -> None:
-        """Refuse a range without width, or no images."""
+        """Refuse a range without width, no images, no columns or a scale below 1."""
         check_count("ShowImages", self.n)
+        for name, value in (("columns", self.columns), ("scale", self.scale)):
+            if value is not None and value < 1:
+                raise ConfigError(
+                    message(f"ShowImages.{name}: too small", got=f"{value}", expected="an int of 1 or more")
+                )
         if not self.low < self.high:
             got = f"low={self.low}, high={self.high}"
             raise ConfigError(message("ShowImages: a range without width", got=got, expected="low < high"))
@@ -88,7 +122,7 @@ class ShowImages(Metric):
         mask: Bool[Array, " b"],
     ) -> State:
         """The first images that the mask keeps, as bytes."""
-        return _images(self.n)(Rows(as_pixels(images, self.low, self.high), mask))
+        return _images(self.n, self.columns, self.scale)(Rows(as_pixels(images, self.low, self.high), mask))
 
 
 class Decoder:

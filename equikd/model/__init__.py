@@ -7,6 +7,7 @@ a parameter, what is a Python float there is a hyperparameter, which is never tr
 """
 
 from equikd.model._call import call as call
+from equikd.model._call import predictions as predictions
 from equikd.model._twin import Twin as Twin
 from equikd.model._twin import build as build
 from equikd.model._twin import check_arrays as check_arrays

@@ -13,6 +13,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from equikd.config import resolve
 from equikd.errors import WiringError, listing, message, nearest, report
 from equikd.tree import join, parse
 from equikd.typing import provenance
@@ -230,6 +231,52 @@ def call(
     with shared_axes(context, model, rows=False), provenance(sources, model):
         preds, new_state = mapped(arguments, keys)
     return preds, new_state if threads else model_state
+
+
+def predictions(
+    config: Any,
+    model: Any,
+    context: Context,
+    *,
+    key: jax.Array | None = None,
+    model_state: Any = None,
+    inference: bool = False,
+    whole: Context | None = None,
+) -> tuple[Any, Any]:
+    """`call` as a trainer's config says: the one way in which training and evals call the model.
+
+    Args:
+        config: `trainer.in_step`, whose inputs, per_example, unmapped and precision are used.
+        model: as in `call`.
+        context: as in `call`.
+        key: as in `call`.
+        model_state: as in `call`.
+        inference: as in `call`.
+        whole: as in `call`.
+
+    Returns:
+        `(preds, model_state)`.
+
+    Raises:
+        WiringError: inputs are connected wrongly.
+    """
+    precision = resolve(config.precision, root=config, path="precision")
+    if precision is not None:
+        model = precision.model(model)
+        context = context.replace(batch=precision.inputs(context.batch), extra=precision.inputs(context.extra))
+        whole = whole and whole.replace(batch=precision.inputs(whole.batch), extra=precision.inputs(whole.extra))
+    preds, model_state = call(
+        model,
+        context,
+        inputs=config.inputs,
+        per_example=config.per_example,
+        unmapped=config.unmapped,
+        key=key,
+        model_state=model_state,
+        inference=inference,
+        whole=whole,
+    )
+    return preds if precision is None else precision.outputs(preds), model_state
 
 
 def _wants(parameters: Mapping[str, inspect.Parameter], name: str, arguments: dict[str, Any], has_value: bool) -> bool:

@@ -20,7 +20,9 @@ import numpy as np
 
 from equikd.config import resolve
 from equikd.metrics import StepTotals
-from equikd.model import call
+from equikd.model import predictions
+from equikd.optim._average import wide
+from equikd.sharding import micro_batches, spread_of
 from equikd.train._cache import is_array
 from equikd.train._core import value_and_gradients
 from equikd.train._init import strong_arrays
@@ -29,13 +31,14 @@ from equikd.train._uncoupled import reads_predictions, reads_rows, refuse
 from equikd.wiring import Context
 
 
-def accumulated(config: Any, state: TrainState, whole: Context) -> Context:
+def accumulated(config: Any, state: TrainState, whole: Context, only: tuple[str, ...]) -> Context:
     """The losses and gradients of a batch, and those metrics that read predictions, over `config.accumulate` parts.
 
     Args:
         config: `trainer.in_step`.
         state: the train state.
         whole: the context of the whole batch before anything is computed; rows of padding hold ordinary numbers.
+        only: names of the losses that are differentiated.
 
     Returns:
         The context with losses, totals, params, grads, model_state and collected; without preds.
@@ -56,27 +59,18 @@ def accumulated(config: Any, state: TrainState, whole: Context) -> Context:
     def part_loss(params: Any, rest: Any, part: Context, keys: Any) -> tuple[jax.Array, dict[str, Any]]:
         """What a micro-batch adds to the total loss."""
         part = part.replace(model=eqx.combine(params, rest), params=params)
-        preds, model_state = call(
-            part.model,
-            part,
-            inputs=config.inputs,
-            per_example=config.per_example,
-            unmapped=config.unmapped,
-            key=keys,
-            model_state=part.model_state,
-            whole=whole,
-        )
+        preds, model_state = predictions(config, part.model, part, key=keys, model_state=part.model_state, whole=whole)
         part = part.replace(preds=preds)
         refuse(config, part, rows=whole.mask.shape[0])
         states = {name: loss.from_context(part) for name, loss in by_row.items()}
-        shares = [weights[name] * (one.total / counts[name].astype(one.total.dtype)) for name, one in states.items()]
+        shares = [weights[n] * (s.total / counts[n].astype(s.total.dtype)) for n, s in states.items() if n in only]
         return sum(shares, jnp.zeros(())), {"preds": preds, "losses": states, "model_state": model_state}
 
     def penalty(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
         """What reads no rows."""
         context = whole.replace(model=eqx.combine(params, rest), params=params)
         states = {name: loss.from_context(context) for name, loss in once.items()}
-        return sum([weights[name] * one.mean() for name, one in states.items()], jnp.zeros(())), states
+        return sum([weights[name] * states[name].mean() for name in states if name in only], jnp.zeros(())), states
 
     statics: list[Any] = []
     carried, constant = eqx.partition(state.model_state, is_array)
@@ -97,7 +91,7 @@ def accumulated(config: Any, state: TrainState, whole: Context) -> Context:
         after = jax.tree.map(lambda new, old: jnp.where(mask.any(), new, old), after, before)
         return (jax.tree.map(lambda total, grad: total + grad.astype(total.dtype), sums, grads), after), found
 
-    grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf.dtype)), params)
+    grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf.dtype)), params)
     (grads, model_state), found = jax.lax.scan(scanned, (grads, carried), _parts(config, whole))
     found = eqx.combine(found, statics[-1])
     losses = {name: one.reduce() for name, one in found["losses"].items()}
@@ -116,12 +110,6 @@ def accumulated(config: Any, state: TrainState, whole: Context) -> Context:
     )
 
 
-def _wide(dtype: Any) -> Any:
-    """What gradients are added in: many small bf16 numbers add up to nothing."""
-    with jax.numpy_dtype_promotion("standard"):  # the caller may have made mixing an error
-        return jnp.promote_types(dtype, jnp.float32)
-
-
 def _parts(config: Any, whole: Context) -> tuple[Any, Any, Any]:
     """Data, mask and PRNG keys of the micro-batches, the axis of these first."""
     rows, count = whole.mask.shape[0], config.accumulate
@@ -133,7 +121,8 @@ def _parts(config: Any, whole: Context) -> tuple[Any, Any, Any]:
         return array.reshape(count, rows // count, *array.shape[1:]) if real.all() else array[picks]
 
     data, mask = jax.tree.map(parted, (whole.batch, whole.mask))
-    return data, mask & real, parted(keys) if config.per_example else keys
+    data, mask = micro_batches((data, mask & real), spread_of(config))
+    return data, mask, parted(keys) if config.per_example else keys
 
 
 def split_rows(rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from equikd.config import resolve
 from equikd.config._dataclass import fields_of, raw
 from equikd.data import Batch
 from equikd.errors import ConfigError, EquikdError, WiringError, message, report
-from equikd.evals import Eval, View, eval_context, transformed
+from equikd.evals import Eval, View, eval_context, transformed, view_of
 from equikd.losses import Loss, LossState
 from equikd.metrics import BaseMetric, TwoFloat
 from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
@@ -33,7 +33,7 @@ from equikd.tree import join, parse
 from equikd.typing import ShapeError
 from equikd.wiring import UNSET, Context, Unwired, key_paths, root_of, standing_at
 
-_RESERVED = ("loss", "losses", "weighted")
+_RESERVED = ("loss", "losses", "weighted", "skipped_steps")
 _SHAPE_ERRORS = (TypeError, ValueError, NameError)  # what JAX, Equinox and jaxtyping raise for what does not fit
 
 
@@ -75,7 +75,7 @@ def check_kinds(trainer: Any) -> None:
             ]
         errors += [
             message(
-                f"{join((*where, 'metrics', name))}: the name is taken by the results of the losses",
+                f"{join((*where, 'metrics', name))}: the name is taken by what the trainer itself reports",
                 expected=f"a name that does not begin with one of {', '.join(_RESERVED)}",
                 fix="rename the metric",
             )
@@ -300,14 +300,9 @@ def _waits_for_predictions(owner: Any, context: Context) -> bool:
     return context.preds is UNSET and "preds" in map(root_of, owner.reads().values())
 
 
-def view_of(state: TrainState) -> View:
-    """What an eval sees of a train state."""
-    return View(state.step, state.model, state.model_state, state.extra, state.hyperparameter)
-
-
 def eval_view(config: Any, state: TrainState) -> View:
     """Shapes of what an eval sees of a train state, its model transformed if the eval says so."""
-    view = view_of(state)
+    view = view_of(state, config)
     return view if config.transform is None else abstract(transformed, config, view)
 
 

@@ -5,12 +5,13 @@
         arrays/            an orbax checkpoint: {"state.model.layers[0].weight": array, ...}
         checkpoint.json    format, facts, and of every leaf its name, dtype and shape
       200/
+      constant/            what no step changes, once for all, where that is worth it (`_constant.py`)
       300.orbax-checkpoint-tmp/    being written, or left by a killed run; never counts
 
 `save` copies the leaves to the host, which is all that the loop waits for, and a thread writes them. A step appears
-under its number by one rename, after everything in it is on disk; only then are older ones removed, also by a rename
-first. So whatever is killed when, each number names a whole checkpoint. An error in the thread is kept, and raised by
-the next `save`, `wait` or `close`.
+under its number by one rename, after everything in it is on disk, and what it needs beside it; only then are older ones
+removed, also by a rename first. So whatever is killed when, each number names a whole checkpoint. An error in the
+thread is kept, and raised by the next `save`, `wait` or `close`.
 
 A directory holds one line of steps. A store continues the line that it restored, or begins one in an empty directory:
 
@@ -28,29 +29,44 @@ each leaf, most of it orbax's, in which it competes with the loop for the interp
 
 import contextlib
 import json
-import logging
 import operator
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, final
+from typing import Any, NamedTuple, Self, final
 
 import jax
 import numpy as np
 
 from equikd.errors import CheckpointError, listing, message
+from equikd.train._checkpoint_files import (
+    ARRAYS,
+    CONSTANT,
+    CONSTANT_DOCUMENT,
+    DOCUMENT,
+    FORMAT,
+    UNFINISHED,
+    WITH_CONSTANT,
+    broken,
+    broken_constant,
+    check_constant,
+    check_files,
+    constant_leaves,
+    constant_of,
+    read_document,
+    spell_error,
+    steps_in,
+)
+from equikd.train._constant import Constant, Remembered, digest_of, remove, sweep, tidy
 from equikd.train._directory import file_sizes, write_atomically
-from equikd.train._leaves import Entry, cut, differences, entry_of, from_host, named, to_host
+from equikd.train._leaves import Entry, cut, differences, entry_of, from_host, loaded, named, storable, to_host
+from equikd.train._orbax import read_stored, write_stored
 
-FORMAT = 1
-_ARRAYS, _DOCUMENT = "arrays", "checkpoint.json"
-_UNFINISHED = ".orbax-checkpoint-tmp"  # orbax too takes such a directory for an unfinished checkpoint
-_LEFTOVER = re.compile(r"\d+(\.removed)?" + re.escape(_UNFINISHED))
-T = TypeVar("T")
+_LEFTOVER = re.compile(r"\d+(\.removed)?" + re.escape(UNFINISHED))
 
 
 class _NotRemoved(Exception):
@@ -60,7 +76,12 @@ class _NotRemoved(Exception):
 class _Pending(NamedTuple):
     step: int
     before: int | None
-    done: "Future[None]"
+    constant: Remembered
+    done: "Future[Constant | None]"
+
+
+_OnHost = tuple[dict[str, np.ndarray], dict[str, Entry]]
+"""Leaves as `to_host` gives them."""
 
 
 @final
@@ -96,7 +117,8 @@ class CheckpointStore:
         self._pending: _Pending | None = None
         self._position: int | None = None  # the newest step of the line that this store continues
         self._own: set[int] = set()
-        self._names: tuple[Any, tuple[str, ...]] | None = None
+        self._names: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._constant = Remembered({})
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -105,7 +127,9 @@ class CheckpointStore:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def save(self, step: int, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, arrays: Mapping[str, Any], facts: Mapping[str, Any], constant: Mapping[str, Any] | None = None
+    ) -> None:
         """Copies all leaves to the host and writes them in the background; the caller may then donate the buffers.
 
         Waits for the save before this one, so at most one copy of the arrays is held on the host.
@@ -115,6 +139,9 @@ class CheckpointStore:
             arrays: `{name: pytree of arrays}`: JAX arrays (sharded ones too, PRNG keys too) or numpy ones, any shape;
                 of a module, `eqx.filter(module, eqx.is_array)`.
             facts: JSON: what is no array (the data position, the config's hash). Non-finite floats are allowed.
+            constant: arrays that are expected to be the same at all steps, as `arrays`, under other paths: of a tree,
+                both parts of an `eqx.partition`. They are written where they are not there yet; JAX arrays that this
+                store has saved before are not even copied. A checkpoint holds both, under their paths.
 
         Raises:
             CheckpointError: the save before this one failed (this one is then not begun); leaves that are no arrays;
@@ -126,10 +153,17 @@ class CheckpointStore:
             return
         before = self._position
         self._check_line(step)
-        host, keys = to_host(self._name(dict(arrays)))
+        changing, fixed = self._name("arrays", dict(arrays)), self._name("constant", dict(constant or {}))
+        doubled = sorted(changing.keys() & fixed.keys())
+        if doubled:
+            raise CheckpointError(cut("leaves are both constant and not", doubled))
+        known = self._constant.find(self._directory, fixed)
+        unknown = to_host(fixed) if known is None and fixed else known
+        host = to_host(changing)
         text = _facts_text(step, facts)
-        done = self._worker.submit(_publish, self._directory, step, host, keys, text, self._keep)
-        self._pending, self._position = _Pending(step, before, done), step
+        done = self._worker.submit(_publish, self._directory, step, host, unknown, text, self._keep)
+        remembered = self._constant if known is not None else Remembered(fixed)
+        self._pending, self._position = _Pending(step, before, remembered, done), step
         self._own.add(step)
 
     def wait(self) -> None:
@@ -154,7 +188,7 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """The steps that can be restored, in order; unfinished ones are not among them."""
-        return _steps(self._directory)
+        return steps_in(self._directory)
 
     def latest(self) -> int | None:
         """The newest step that can be restored, or None."""
@@ -166,7 +200,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no such step, or it is broken.
         """
-        return self._read_document(step)["facts"]
+        return read_document(self._directory / str(step))["facts"]
 
     def restore(self, step: int, template: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arrays and facts of a step; this store then continues from it.
@@ -184,7 +218,7 @@ class CheckpointStore:
                 cannot be read, with the cause.
         """
         self._settle()
-        document = self._read_document(step)
+        document = read_document(self._directory / str(step))
         treedef = jax.tree_util.tree_structure(dict(template))
         wanted = named(dict(template))
         wrong = [f"{path}: {type(leaf).__name__}" for path, leaf in wanted.items() if not hasattr(leaf, "dtype")]
@@ -196,32 +230,36 @@ class CheckpointStore:
             what = f"checkpoint {step} does not fit the template: {len(lines)} leaves differ"
             fix = "restore with the model and optimizer that were saved"
             raise CheckpointError(cut(what, lines, where=str(self._directory), fix=fix))
-        arrays = self._read_arrays(step, entries, document.get("files", {}))
+        arrays = read_arrays(self._directory / str(step), document)
         self._position, self._own = step, {step}
         return jax.tree_util.tree_unflatten(treedef, [arrays[path] for path in wanted]), document["facts"]
 
-    def _name(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def _name(self, role: str, arrays: dict[str, Any]) -> dict[str, Any]:
         """`named`, which a loop that saves the same structure again and again pays for once."""
         leaves, treedef = jax.tree_util.tree_flatten(arrays)
-        if self._names is None or self._names[0] != treedef:
-            self._names = treedef, tuple(named(arrays))
-        return dict(zip(self._names[1], leaves, strict=True))
+        if role not in self._names or self._names[role][0] != treedef:
+            self._names[role] = treedef, tuple(named(arrays))
+        return dict(zip(self._names[role][1], leaves, strict=True))
 
     def _settle(self) -> None:
         """Waits for the save in progress and raises its error, once."""
         if self._pending is None:
             return
         wait_for([self._pending.done])  # an interrupt here leaves the save pending, and so its error to come
-        (step, before, done), self._pending = self._pending, None
+        (step, before, constant, done), self._pending = self._pending, None
         error = done.exception()
+        if error is None and (written := done.result()) is not None:
+            self._constant, constant.written = constant, written
         if isinstance(error, _NotRemoved):
             what = f"checkpoint {step} is saved, but older ones could not be removed"
-            raise CheckpointError(message(what, where=str(self._directory), got=_spell(error.__cause__))) from error
+            raise CheckpointError(
+                message(what, where=str(self._directory), got=spell_error(error.__cause__))
+            ) from error
         if error is not None:
             self._position = before
             self._own.discard(step)
             what, fix = f"checkpoint {step} was not saved", "mend the cause and save again; older ones are untouched"
-            raise CheckpointError(message(what, where=str(self._directory), got=_spell(error), fix=fix)) from error
+            raise CheckpointError(message(what, where=str(self._directory), got=spell_error(error), fix=fix)) from error
 
     def _check_line(self, step: int) -> None:
         """Refuses a step that would mix two runs, or that would be removed at once as the oldest."""
@@ -237,58 +275,42 @@ class CheckpointStore:
         if self._position is not None and step <= self._position:
             raise CheckpointError(message("steps must grow", where=where, got=f"{step} after {self._position}"))
 
-    def _read_document(self, step: int) -> dict[str, Any]:
-        path = self._directory / str(step) / _DOCUMENT
+
+def read_arrays(path: Path, document: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
+    """Arrays of one checkpoint: numpy arrays, PRNG keys as JAX arrays.
+
+    Args:
+        path: the directory of the checkpoint.
+        document: what `read_document` gave.
+        names: of which leaves; None: of all. Others are not read.
+
+    Raises:
+        CheckpointError: the files are damaged.
+    """
+    # Before orbax reads: where one of its reads fails, the others go on and complain of a loop that is gone.
+    check_files(path, document)
+    entries = {name: entry for name, entry in document["leaves"].items() if names is None or name in names}
+    fixed = {name: entry for name, entry in constant_leaves(document).items() if name in entries}
+    folder, raw = constant_of(path, document), {}
+    if folder is not None:
         try:
-            document = json.loads(path.read_text("utf-8"))
-            version = document["format"]
-        except FileNotFoundError:
-            what, expected = f"there is no checkpoint {step}", f"one of: {listing(self.steps()) or 'none'}"
-            raise CheckpointError(message(what, where=str(self._directory), expected=expected)) from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _broken(step, path, error) from error
-        if version != FORMAT:
-            what, fix = f"checkpoint {step} has an unknown format", "read it with the version of equikd that wrote it"
-            raise CheckpointError(message(what, where=str(path), got=repr(version), expected=str(FORMAT), fix=fix))
-        if not _is_document(document):
-            raise _broken(step, path, ValueError(f"this is no {_DOCUMENT} as equikd writes it"))
-        return document
-
-    def _read_arrays(self, step: int, entries: Mapping[str, Entry], files: Mapping[str, int]) -> dict[str, Any]:
-        path = self._directory / str(step) / _ARRAYS
-        try:
-            # Before orbax reads: where one of its reads fails, the others go on and complain of a loop that is gone.
-            damaged = files.items() - file_sizes(path.parent).items()
-            if damaged:
-                raise OSError(f"missing or cut short: {listing(sorted(name for name, _ in damaged), 4)}")
-            stored = _in_thread(lambda: _read(path)) if any(0 not in e["shape"] for e in entries.values()) else {}
-            return {name: from_host(_load(stored, name, entry), entry) for name, entry in entries.items()}
-        except Exception as error:  # whatever orbax, tensorstore and the file system raise for broken files
-            raise _broken(step, path, error) from error
+            raw = _loaded(folder / ARRAYS, fixed)
+            if len(fixed) == len(constant_leaves(document)) and digest_of(raw, fixed) != folder.name:
+                raise ValueError("the arrays are not those that the name of the directory stands for")
+        except Exception as error:
+            raise broken_constant(path, folder, error) from error
+    try:
+        raw |= _loaded(path / ARRAYS, {name: entry for name, entry in entries.items() if name not in fixed})
+        return {name: from_host(raw[name], entry) for name, entry in entries.items()}
+    except Exception as error:  # whatever orbax, tensorstore and the file system raise for broken files
+        raise broken(path, path / ARRAYS, error) from error
 
 
-def _spell(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {str(error)[:500]}"
-
-
-def _broken(step: int, path: Path, error: BaseException) -> CheckpointError:
-    what = f"checkpoint {step} cannot be read"
-    return CheckpointError(message(what, where=str(path), got=_spell(error), fix="restore an older step"))
-
-
-def _is_document(plain: dict[str, Any]) -> bool:
-    """Whether what checkpoint.json holds has the form that `_publish` gives it."""
-    facts, leaves = plain.get("facts"), plain.get("leaves")
-    is_entry = lambda e: isinstance(e, dict) and isinstance(e.get("dtype"), str) and isinstance(e.get("shape"), list)
-    return isinstance(facts, dict) and isinstance(leaves, dict) and all(map(is_entry, leaves.values()))
-
-
-def _steps(directory: Path) -> tuple[int, ...]:
-    """The numbers of whole checkpoints. What has a number is whole; the document tells it from somebody else's."""
-    if not directory.is_dir():
-        return ()
-    names = (entry.name for entry in os.scandir(directory) if re.fullmatch(r"0|[1-9]\d*", entry.name))
-    return tuple(sorted(int(name) for name in names if (directory / name / _DOCUMENT).is_file()))
+def _loaded(path: Path, entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+    """Arrays of one orbax checkpoint as they were saved, PRNG keys as their raw integers."""
+    wanted = [entry.get("name", name) for name, entry in entries.items() if 0 not in entry["shape"]]
+    stored = read_stored(path, wanted)
+    return {name: loaded(stored, name, entry) for name, entry in entries.items()}
 
 
 def _facts_text(step: int, facts: Mapping[str, Any]) -> str:
@@ -299,101 +321,71 @@ def _facts_text(step: int, facts: Mapping[str, Any]) -> str:
         raise CheckpointError(message(f"the facts of checkpoint {step} are not JSON", got=str(error))) from error
 
 
-def _storable(arrays: dict[str, np.ndarray], keys: dict[str, Entry]) -> tuple[dict[str, np.ndarray], dict[str, Entry]]:
-    """Arrays that orbax can hold, and of every leaf an entry, which says how the array stored differs from it."""
-    stored, entries = {}, {}
-    for number, (path, array) in enumerate(arrays.items()):
-        entries[path] = entry = keys.get(path) or entry_of(array)
-        if array.size == 0:
-            continue
-        name = path if path.isprintable() and path else f"#{number}"
-        if name != path:
-            entry["name"] = name
-        if array.dtype.kind == "V" and array.dtype.name != "bfloat16":
-            entry["bytes"] = True
-        stored[name] = array.view(f"u{array.dtype.itemsize}") if "bytes" in entry else array
-    return stored, entries
-
-
-def _load(stored: Mapping[str, np.ndarray], path: str, entry: Entry) -> np.ndarray:
-    """One array as it was saved: the inverse of `_storable`."""
-    name = entry.get("name", path)
-    if name not in stored:  # an empty one
-        raw = () if "key" not in entry else np.shape(jax.random.key_data(jax.random.key(0, impl=entry["key"])))
-        return np.zeros((*entry["shape"], *raw), np.uint32 if "key" in entry else np.dtype(entry["dtype"]))
-    array = np.asarray(stored[name])
-    array = array.view(np.dtype(entry["dtype"])) if "bytes" in entry else array
-    if "key" not in entry and entry_of(array) != {"dtype": entry["dtype"], "shape": entry["shape"]}:
-        raise ValueError(f"{path} is {entry_of(array)}, which {_DOCUMENT} does not say")
-    return array
-
-
 def _publish(
-    directory: Path, step: int, host: dict[str, np.ndarray], keys: dict[str, Entry], facts: str, keep: int
-) -> None:
+    directory: Path, step: int, host: _OnHost, constant: _OnHost | Constant | None, facts: str, keep: int
+) -> Constant | None:
     """Writes a step beside its place and gives it its name when it is whole; then removes what is not kept."""
-    arrays, entries = _storable(host, keys)
+    arrays, entries = storable(*host)
     directory.mkdir(parents=True, exist_ok=True)
-    for entry in list(os.scandir(directory)):
-        if _LEFTOVER.fullmatch(entry.name):
-            shutil.rmtree(entry.path)
-    temporary = directory / f"{step}{_UNFINISHED}"
-    try:
-        temporary.mkdir()
-        if arrays:
-            _write(temporary / _ARRAYS, arrays)
-        leaves, files = json.dumps(entries), json.dumps(file_sizes(temporary))
-        document = f'{{"format": {FORMAT}, "step": {step}, "facts": {facts}, "leaves": {leaves}, "files": {files}}}'
-        write_atomically(temporary / _DOCUMENT, document.encode())
+    tidy(directory, _LEFTOVER)
+    tidy(directory / CONSTANT)
+    if constant is not None and not isinstance(constant, Constant):
+        constant = _constant(directory, constant)
+    head = f'"format": {FORMAT}, "step": {step}, "facts": {facts}'
+    if constant is not None:
+        head = f'"format": {WITH_CONSTANT}, "step": {step}, "facts": {facts}, "constant": "{constant.name}"'
+        entries |= {path: entry | {"constant": True} for path, entry in constant.entries.items()}
+    with _unfinished(directory / str(step)) as temporary:
+        _fill(temporary, arrays, DOCUMENT, head, entries)
         # Steps from here on belong to a line that a restore has left. They go first: in the other order a run killed
         # between would resume from the abandoned line.
-        for abandoned in (old for old in _steps(directory) if old >= step):
+        for abandoned in (old for old in steps_in(directory) if old >= step):
             _remove(directory, abandoned)
-        temporary.rename(directory / str(step))
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     try:
-        for old in _steps(directory)[:-keep]:
+        for old in steps_in(directory)[:-keep]:
             _remove(directory, old)
+        sweep(directory)
     except OSError as error:
         raise _NotRemoved from error
+    return constant
 
 
-def _remove(directory: Path, step: int) -> None:
-    """Takes the name away first: a step whose removal is interrupted must not count."""
-    doomed = directory / f"{step}.removed{_UNFINISHED}"
-    (directory / str(step)).rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    import orbax.checkpoint
-
-    with _quiet(), contextlib.closing(orbax.checkpoint.PyTreeCheckpointer()) as checkpointer:
-        checkpointer.save(path, args=orbax.checkpoint.args.PyTreeSave(arrays))
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    import orbax.checkpoint
-
-    with _quiet(), contextlib.closing(orbax.checkpoint.PyTreeCheckpointer()) as checkpointer:
-        return checkpointer.restore(path)
-
-
-def _in_thread(function: Callable[[], T]) -> T:
-    """Runs orbax away from the caller's thread, which in a notebook already has an event loop running."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
+def _constant(directory: Path, host: _OnHost) -> Constant:
+    """The constant directory of these arrays; written where it is not there, or not whole."""
+    arrays, entries = storable(*host)
+    made = Constant(digest_of(host[0], entries), entries)
+    folder = directory / CONSTANT / made.name
+    try:
+        check_constant(folder, entries)
+    except Exception:  # absent, or damaged in whatever way
+        folder.parent.mkdir(exist_ok=True)
+        with _unfinished(folder) as temporary:
+            _fill(temporary, arrays, CONSTANT_DOCUMENT, f'"format": {WITH_CONSTANT}', entries)
+            if folder.exists():
+                remove(folder)
+    return made
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps orbax's own reports out of the log while we use it: what fails is raised, with its cause."""
-    keep = lambda record: "orbax" not in Path(record.pathname).parts
-    logger = logging.getLogger("absl")
-    logger.addFilter(keep)
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """A directory to fill, which gets its name when all is in it, or goes away."""
+    temporary = folder.with_name(folder.name + UNFINISHED)
     try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+        temporary.mkdir()
+        yield temporary
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, arrays: dict[str, np.ndarray], name: str, head: str, entries: dict[str, Entry]) -> None:
+    """Writes arrays, and then the document that says what they are."""
+    if arrays:
+        write_stored(folder / ARRAYS, arrays)
+    leaves, files = json.dumps(entries), json.dumps(file_sizes(folder))
+    write_atomically(folder / name, f'{{{head}, "leaves": {leaves}, "files": {files}}}'.encode())
+
+
+def _remove(directory: Path, step: int) -> None:
+    remove(directory / str(step))

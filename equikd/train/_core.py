@@ -20,6 +20,7 @@ from equikd.config import resolve
 from equikd.errors import ConfigError, message
 from equikd.model import live_twin, with_state
 from equikd.model._twin import check_arrays
+from equikd.optim import as_optimizer
 from equikd.train._init import strong_arrays, strong_model
 from equikd.train._state import TrainState, split, strong
 
@@ -44,7 +45,8 @@ def make_step(
     Args:
         loss: `loss(model, batch, hp, key) -> scalar` or `(scalar, aux)`; `model` is the whole model, `key` the step's
             own PRNG key.
-        optimizer: `optimizer(hp)`, an optax optimizer; called inside the trace, where the floats of `hp` are tracers.
+        optimizer: `optimizer(hp)`, an optax optimizer, or what else
+            `equikd.optim.as_optimizer` takes; called inside the trace, where the floats of `hp` are tracers.
 
     Returns:
         `init(hp, model, key) -> state` and `step(hp, state, batch) -> (state, aux)`; `aux.loss` is the loss before the
@@ -87,7 +89,7 @@ def make_step(
 
     @eqx.filter_jit
     def jitted_init(hp: Any, model: Any, key: jax.Array) -> TrainState:
-        return core_state(optimizer(resolve(hp)), model, key)
+        return core_state(as_optimizer(optimizer(resolve(hp))), model, key)
 
     @eqx.filter_jit
     def step(hp: Any, state: TrainState, batch: Any) -> tuple[TrainState, Step]:
@@ -100,7 +102,7 @@ def make_step(
 
         params, rest = split(state.model, state.trainable)
         (value, aux), grads = value_and_gradients(scalar_loss, params, rest)
-        new, _, _ = update(optimizer(hp), state, grads, params, rest, value=value)
+        new, _, _ = update(as_optimizer(optimizer(hp)), state, grads, params, rest, value=value)
         return new, Step(value, aux)
 
     return init, step
@@ -143,7 +145,7 @@ def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], param
 
 
 def update(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     state: TrainState,
     grads: Any,
     params: Any,
@@ -151,21 +153,23 @@ def update(
     *,
     value: Any,
     model_state: Any = None,
+    scale: Any = None,
 ) -> tuple[TrainState, Any, Any]:
     """The state after one optimizer update, the updates, and the optimizer's state.
 
     Args:
-        optimizer: an optax optimizer.
+        optimizer: what `as_optimizer` has made.
         state: before the update.
         grads: of the loss, as `params`.
         params: the trainable leaves of the model.
         rest: its other leaves, which the new state takes as they are.
         value: the loss, for optimizers that look at it.
         model_state: the model's new `eqx.nn.State`; that of `state` by default.
+        scale: what updates are multiplied by; None: nothing.
     """
     if jax.tree.leaves(params):
-        apply = optax.with_extra_args_support(optimizer).update
-        updates, opt_state = apply(grads, state.opt_state, params, value=value)
+        scaled = {} if scale is None else {"update_scale": scale}
+        updates, opt_state = optimizer.update(grads, state.opt_state, params, value=value, **scaled)
     else:  # nothing is trained, and optimizers with weight decay would ask for the parameters
         updates, opt_state = grads, state.opt_state
     model = eqx.combine(optax.apply_updates(params, updates), rest)
@@ -178,5 +182,6 @@ def update(
         extra=state.extra,
         trainable=state.trainable,
         hyperparameter=state.hyperparameter,
+        guard=state.guard,
     )
     return new, updates, opt_state

@@ -37,13 +37,20 @@ def advice(setup: Setup) -> str:
     size = {path: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for path, leaf in sized.items()}
     largest = sorted(size, key=lambda path: -size[path])[:_LARGEST]
     rows = [f"{p}: {sized[p].dtype}{list(sized[p].shape)}, {readable(size[p])}" for p in largest]
+    ways = [
+        "a smaller batch_size, of train_data or of the eval's data",
+        "recompute activations (remat): eqx.filter_checkpoint around the layers",
+        f"accumulate the gradients of micro-batches: Trainer(accumulate={2 * setup.config.accumulate})",
+    ]
+    if setup.config.precision is None:
+        ways.append("activations in bfloat16: Trainer(precision=ek.optim.Precision())")
+    if setup.config.mesh is None and jax.local_device_count() > 1:
+        ways.append("spread parameters over the devices: Trainer(mesh=ek.sharding.fsdp())")
+    ways.append("`equikd check MODULE --memory` tells the bytes of the step before it runs")
     return message(
         "the device ran out of memory in a step or an eval",
         got=f"batches of {batch_size(setup.spec)} rows; the largest leaves:\n" + "\n".join(rows),
-        fix="a smaller batch_size, of train_data or of the eval's data\n"
-        "recompute activations (remat): eqx.filter_checkpoint around the layers\n"
-        f"accumulate the gradients of micro-batches: Trainer(accumulate={2 * setup.config.accumulate})\n"
-        "`equikd check MODULE --memory` tells the bytes of the step before it runs",
+        fix="\n".join(ways),
     )
 
 

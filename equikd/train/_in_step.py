@@ -39,6 +39,9 @@ class InStep:
     step: Any
     init_extra: Any
     accumulate: int
+    precision: Any
+    guard: Any
+    mesh: Any
     trace: tuple[str, ...] | str
     transform: Any = None
     """Of an eval alone: see `Eval.transform`."""

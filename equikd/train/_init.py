@@ -13,15 +13,21 @@ import numpy as np
 import optax
 
 from equikd.config import resolve
-from equikd.errors import ConfigError, listing, message, nearest, report
+from equikd.errors import ConfigError, message, report
 from equikd.model import Twin, build, live_twin, twin, with_state
-from equikd.model._call import name_of
-from equikd.sharding import settle
+from equikd.optim import as_optimizer
+from equikd.optim._masks import trained
+from equikd.optim._select import collecting_problems
+from equikd.sharding import settle, spread_of
+from equikd.train._guard import guard_state
 from equikd.train._state import TrainState, split, strong
-from equikd.tree import matches
+from equikd.train._weights import Values
+from equikd.tree import named_leaves
 
 
-def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = None) -> TrainState:
+def initial_state(
+    config: Any, seed: Any, model: Any = None, model_state: Any = None, weights: Values | None = None
+) -> TrainState:
     """The train state before the first update.
 
     Args:
@@ -29,6 +35,7 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
         seed: uint32; the model's key is the first of `jax.random.split(jax.random.key(seed))`, the run's the second.
         model: a live model to start from; it must have the structure of `config.model`, where there is one.
         model_state: the live model's `eqx.nn.State`, where the model no longer holds its initial one.
+        weights: what the model starts from; the optimizer's state and `extra` are made of it.
 
     Returns:
         The state; arrays of a live model are shared with the caller until the stepper copies them.
@@ -38,38 +45,71 @@ def initial_state(config: Any, seed: Any, model: Any = None, model_state: Any = 
     """
     model_key, run_key = jax.random.split(jax.random.key(jnp.asarray(seed, jnp.uint32)))
     model, model_state, verdict = _model(config, model_key, model, model_state)
-    model = strong_model(model, verdict.hyperparameter)
-    trainable = _trainable(config.trainable, verdict)
+    model, model_state = strong_model(model, verdict.hyperparameter), strong_arrays(model_state)
+    problems: list[str] = []
+    trainable = _trainable(config, verdict, problems)
+    _check_precision(config, verdict, problems)
+    if weights is not None:
+        model, model_state = weights.fill(model, model_state)
+    spread = spread_of(config)
+    if spread is not None:  # first of all, so that what the optimizer makes of it need not fit one device
+        model = settle(model, spread)
     params, _ = split(model, trainable)
-    optimizer = optimizer_of(config)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise ConfigError(
-            message(
-                "optimizer: resolves to no optax optimizer",
-                got=f"the function {name_of(optimizer)}" if callable(optimizer) else repr(optimizer)[:200],
-                expected="optax.GradientTransformation",
-                fix="optimizer=ek.lazy(optax.adamw)(learning_rate=1e-3)",
-            )
-        )
+    opt_state = _optimizer_state(config, params, problems)
     extra = resolve(config.init_extra, root=config, path="init_extra")
     extra = extra(model) if callable(extra) else extra
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         model=model,
-        opt_state=strong_arrays(optimizer.init(params)),
-        model_state=strong_arrays(model_state),
+        opt_state=strong_arrays(opt_state),
+        model_state=model_state,
         key=run_key,
         extra=strong_arrays(extra),
         trainable=trainable,
         hyperparameter=verdict.hyperparameter,
+        guard=guard_state(config),
     )
-    return settle(state)
+    return settle(state, spread)
 
 
-def optimizer_of(config: Any) -> Any:
-    """What the optimizer resolves to; `optax.MultiSteps`, which is no transformation itself, as the one it makes."""
-    optimizer = resolve(config.optimizer, root=config, path="optimizer")
-    return optimizer.gradient_transformation() if isinstance(optimizer, optax.MultiSteps) else optimizer
+def optimizer_of(config: Any) -> optax.GradientTransformationExtraArgs:
+    """The optax transformation that the optimizer of a step's config means.
+
+    Raises:
+        ConfigError: it is no optimizer.
+    """
+    return as_optimizer(resolve(config.optimizer, root=config, path="optimizer"))
+
+
+def _optimizer_state(config: Any, params: Any, problems: list[str]) -> Any:
+    """The optimizer's first state.
+
+    Raises:
+        ConfigError: all `problems` so far, and patterns of the optimizer that match nothing; or it is no optimizer.
+    """
+    optimizer = optimizer_of(config)
+    try:
+        with collecting_problems("optimizer", problems):
+            state = optimizer.init(params)
+    except Exception:
+        _refuse(problems)  # what it says may come of a pattern that is wrong
+        raise
+    _refuse(problems)
+    _refuse_lookahead(state)
+    return state
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(report(f"{len(problems)} patterns are wrong", problems))
+
+
+def _refuse_lookahead(state: Any) -> None:
+    """Refuse `optax.lookahead`, whose update would fail on parameters that are not its own pairs."""
+    parts = named_leaves(state, is_leaf=lambda part: isinstance(part, optax.LookaheadState))
+    if any(isinstance(part, optax.LookaheadState) for part in parts.values()):
+        what = "optimizer: optax.lookahead wants parameters of a type of its own, optax.LookaheadParams"
+        raise ConfigError(message(what, fix="ek.optim.Lookahead(optimizer, slow_rate=0.5, every=5) computes the same"))
 
 
 def _model(config: Any, key: jax.Array, model: Any, model_state: Any) -> tuple[Any, Any, Twin]:
@@ -150,33 +190,18 @@ def _strong_array(leaf: Any) -> Any:
     return strong(leaf) if eqx.is_array(leaf) else leaf
 
 
-def _trainable(wanted: Any, verdict: Twin) -> tuple[bool, ...]:
-    """The twin's verdicts, narrowed by the trainer's globs or predicate.
+def _trainable(config: Any, verdict: Twin, problems: list[str]) -> tuple[bool, ...]:
+    """The twin's verdicts, narrowed by the trainer's patterns; those that match nothing are added to `problems`."""
+    wanted = resolve(config.trainable, root=config, path="trainable")
+    params, _ = split(verdict.model, verdict.trainable)
+    with collecting_problems("trainable", problems):
+        chosen = iter(trained(wanted, params))
+    return tuple(may and next(chosen) for may in verdict.trainable)
 
-    Raises:
-        ConfigError: a glob matches no parameter; all of them, with near paths.
-    """
-    if wanted is None:
-        return verdict.trainable
-    if callable(wanted):
-        return tuple(
-            may and bool(wanted(path, leaf))
-            for path, leaf, may in zip(verdict.paths, jax.tree.leaves(verdict.model), verdict.trainable, strict=True)
-        )
-    globs = (wanted,) if isinstance(wanted, str) else wanted
-    parameters = [path for path, may in zip(verdict.paths, verdict.trainable, strict=True) if may]
-    unmatched = [glob for glob in globs if not any(matches(glob, path) for path in parameters)]
-    if unmatched:
-        errors = [
-            message(
-                f"trainable: {glob!r} matches no parameter",
-                near=nearest(glob, parameters),
-                expected=f"parameters: {listing(parameters)}",
-            )
-            for glob in unmatched
-        ]
-        raise ConfigError(report(f"{len(errors)} patterns of trainable match nothing", errors))
-    return tuple(
-        may and any(matches(glob, path) for glob in globs)
-        for path, may in zip(verdict.paths, verdict.trainable, strict=True)
-    )
+
+def _check_precision(config: Any, verdict: Twin, problems: list[str]) -> None:
+    """Add patterns of the precision that match nothing to `problems`."""
+    precision = resolve(config.precision, root=config, path="precision")
+    if precision is not None:
+        with collecting_problems("precision", problems):
+            precision.check(split(verdict.model, tuple(not yes for yes in verdict.hyperparameter))[0])

@@ -128,6 +128,47 @@ def from_host(array: np.ndarray, entry: Entry) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"]) if "key" in entry else array
 
 
+def storable(arrays: dict[str, np.ndarray], keys: dict[str, Entry]) -> tuple[dict[str, np.ndarray], dict[str, Entry]]:
+    """Arrays that orbax can hold, and of every leaf an entry, which says how the array stored differs from it.
+
+    Args:
+        arrays: as `to_host` gives them.
+        keys: the entries of those that are PRNG keys.
+
+    Returns:
+        `{name in orbax: array}` and `{path: entry}`.
+    """
+    stored, entries = {}, {}
+    for number, (path, array) in enumerate(arrays.items()):
+        entries[path] = entry = keys.get(path) or entry_of(array)
+        if array.size == 0:
+            continue
+        name = path if path.isprintable() and path else f"#{number}"
+        if name != path:
+            entry["name"] = name
+        if array.dtype.kind == "V" and array.dtype.name != "bfloat16":
+            entry["bytes"] = True
+        stored[name] = array.view(f"u{array.dtype.itemsize}") if "bytes" in entry else array
+    return stored, entries
+
+
+def loaded(stored: Mapping[str, np.ndarray], path: str, entry: Entry) -> np.ndarray:
+    """One array as it was saved: the inverse of `storable`.
+
+    Raises:
+        ValueError: what is stored is not what the entry says.
+    """
+    name = entry.get("name", path)
+    if name not in stored:  # an empty one
+        raw = () if "key" not in entry else np.shape(jax.random.key_data(jax.random.key(0, impl=entry["key"])))
+        return np.zeros((*entry["shape"], *raw), np.uint32 if "key" in entry else np.dtype(entry["dtype"]))
+    array = np.asarray(stored[name])
+    array = array.view(np.dtype(entry["dtype"])) if "bytes" in entry else array
+    if "key" not in entry and entry_of(array) != {"dtype": entry["dtype"], "shape": entry["shape"]}:
+        raise ValueError(f"{path} is {entry_of(array)}, which checkpoint.json does not say")
+    return array
+
+
 def spell(entry: Entry) -> str:
     """An entry for people.
 

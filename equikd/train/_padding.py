@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from equikd.config import resolve
-from equikd.data import Batch, InMemory, Pipeline
+from equikd.data import Batch, InMemory, Pipeline, batch_size
 from equikd.errors import WiringError, listing, message
+from equikd.sharding import filled_rows
 from equikd.wiring import reads_rows
 
 
@@ -28,8 +29,15 @@ def refuse_padding(config: Any, where: str, data: Pipeline, *, training: bool, n
         num_batches: how many batches are read; None: all.
 
     Raises:
-        WiringError: naming the metrics, the rows and the batch size.
+        WiringError: naming the metrics, the rows and the batch size; in an eval, also where several devices do not
+            divide that.
     """
+    if config.mesh is not None and not training:
+        rows = batch_size(data.spec())
+        names = without_mask(config) if filled_rows(config, rows) != rows else []
+        if names:
+            filled = filled_rows(config, rows)
+            raise _error(names, where, f"batches of {rows} rows, filled up to {filled} for the devices")
     if not isinstance(data, InMemory) or (training and data.drop_remainder):
         return
     if data.rows % data.batch_size and (num_batches is None or num_batches > data.rows // data.batch_size):

@@ -21,13 +21,18 @@ import numpy as np
 
 from equikd.config import diff, from_json, to_json
 from equikd.errors import CheckpointError, ConfigError, listing, message
+from equikd.sharding import settle, spread_of
 from equikd.train._cache import is_array
 from equikd.train._checkpoint import CheckpointStore
+from equikd.train._checkpoint_files import is_whole
 from equikd.train._directory import RunDirectory
+from equikd.train._guard import guard_again
 from equikd.train._leaves import cut, differences, entry_of, named
-from equikd.train._loop import Output, Pending, run_eval
-from equikd.train._rows import check_rows, name_for_old, read_records
+from equikd.train._loop import run_eval
+from equikd.train._output import Output, Pending
+from equikd.train._rows import Record, check_rows, name_for_old, read_records
 from equikd.train._setup import Setup
+from equikd.train._signals import Signals
 from equikd.train._state import TrainState
 from equikd.train._stepper import Stepper
 from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
@@ -43,27 +48,31 @@ class Restored(NamedTuple):
         stepper: holds the train state, and the accumulators of the training interval in progress.
         step: updates made.
         seconds: of all sessions before this one.
+        facts: what else stands beside its arrays.
     """
 
     stepper: Stepper
     step: int
     seconds: float
+    facts: dict[str, Any]
 
 
-def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, changed: str) -> Restored | None:
-    """The newest checkpoint of a run directory, or None where it has none.
+def restored(
+    directory: RunDirectory, store: CheckpointStore, setup: Setup, changed: str, step: int | None
+) -> Restored | None:
+    """A checkpoint of a run directory, to go on from.
 
     Args:
         directory: the run directory.
         store: its checkpoints.
         setup: the experiment as it is now.
         changed: what differs from config.json, for the error.
+        step: of which checkpoint; None: there is none, and the answer is None.
 
     Raises:
-        ConfigError: the newest checkpoint is past `num_steps`.
+        ConfigError: it is past `num_steps`.
         CheckpointError: it does not fit the model or optimizer, or cannot be read.
     """
-    step = store.latest()
     if step is None:
         return None
     if step > setup.num_steps:
@@ -77,8 +86,9 @@ def restored(directory: RunDirectory, store: CheckpointStore, setup: Setup, chan
             )
         )
     accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
-    whole, interval, seconds = _read(directory, store, setup, step, changed, accumulators)
-    return Restored(Stepper(setup.config, whole, spec=setup.spec, accumulators=interval), step, seconds)
+    whole, interval, facts = _read(directory, store, setup, step, changed, accumulators)
+    stepper = Stepper(setup.config, whole, spec=setup.spec, accumulators=interval)
+    return Restored(stepper, step, float(facts["seconds"]), facts)
 
 
 def state_at(
@@ -102,15 +112,17 @@ def state_at(
         near = [str(one) for one in sorted(steps, key=lambda one: abs(one - (step or 0)))[:1]]
         there = listing(steps) if steps else "none"
         raise CheckpointError(message(what, where=str(directory.checkpoints), expected=f"one of {there}", near=near))
-    return _read(directory, store, setup, steps[-1] if step is None else step, changed, None)[0]
+    state = _read(directory, store, setup, steps[-1] if step is None else step, changed, None)[0]
+    spread = spread_of(setup.config)
+    return state if spread is None else settle(state, spread)
 
 
 def _read(
     directory: RunDirectory, store: CheckpointStore, setup: Setup, step: int, changed: str, accumulators: Any
-) -> tuple[TrainState, Any, float]:
-    """State and accumulators of a checkpoint (None where these do not fit the template), and the seconds up to it."""
-    state = _arrays(setup.state)
-    saved, seconds = _saved_document(directory, store, step)
+) -> tuple[TrainState, Any, dict[str, Any]]:
+    """State and accumulators of a checkpoint (None where these do not fit the template), and its facts."""
+    saved = _saved_document(directory, store, step)
+    state = _with_guard_of(_arrays(setup.state), saved)
     lines = differences(_below(saved, "state"), _entries(named({"state": state})), "checkpoint")
     if lines:
         raise _misfit(directory, step, lines, changed)
@@ -123,20 +135,31 @@ def _read(
         arrays, facts = store.restore(step, {"state": state, "accumulators": template})
     except CheckpointError as error:
         raise _unreadable(directory, store, step, error) from error
-    whole = eqx.combine(arrays["state"], eqx.filter(setup.state, is_array, inverse=True))
+    found = _with_guard(arrays["state"], guard_again(setup.config, arrays["state"].guard))
+    whole = eqx.combine(found, eqx.filter(setup.state, is_array, inverse=True))
     if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
         whole = eqx.tree_at(lambda state: state.key, whole, key)
     # Accumulators of other losses or metrics: the interval begins anew here.
-    return whole, arrays["accumulators"] if fits else None, seconds
+    return whole, arrays["accumulators"] if fits else None, facts
 
 
 def _arrays(tree: Any) -> Any:
     return eqx.filter(tree, is_array)
 
 
-def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) -> tuple[dict[str, Any], float]:
-    """What checkpoint.json says of each leaf, and the seconds up to it."""
+def _with_guard(state: TrainState, guard: Any) -> TrainState:
+    return eqx.tree_at(lambda one: one.guard, state, guard, is_leaf=lambda part: part is None)
+
+
+def _with_guard_of(state: TrainState, saved: dict[str, Any]) -> TrainState:
+    """A template of a train state whose guard has the leaves that were saved: a run may go on with another guard."""
+    entries = {path: entry for path, entry in saved.items() if parse(path)[:2] == ("state", "guard")}
+    return _with_guard(state, _shapes(entries)["state"]["guard"] if entries else None)
+
+
+def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) -> dict[str, Any]:
+    """What checkpoint.json says of each leaf; its fact `seconds` is checked."""
     try:
         seconds = store.read_facts(step).get("seconds")  # checks the format
         if not isinstance(seconds, int | float):
@@ -148,7 +171,7 @@ def _saved_document(directory: RunDirectory, store: CheckpointStore, step: int) 
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         odd = CheckpointError(f"checkpoint.json: leaves have odd names or dtypes: {error}")
         raise _unreadable(directory, store, step, odd) from error
-    return leaves, float(seconds)
+    return leaves
 
 
 def _entries(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -178,9 +201,13 @@ def _misfit(directory: RunDirectory, step: int, lines: list[str], changed: str) 
 
 
 def _unreadable(directory: RunDirectory, store: CheckpointStore, step: int, error: CheckpointError) -> CheckpointError:
-    older = [other for other in store.steps() if other < step]
+    older = [other for other in store.steps() if other < step and is_whole(directory.checkpoints / str(other))]
     path = directory.checkpoints / str(step)
-    fix = f"to go on from step {older[-1]}, remove {path}" if older else "train in a new work directory"
+    fix = (
+        f"to go on from step {older[-1]}, remove {path}"
+        if older
+        else "put it back from a copy, or train in a new work directory"
+    )
     got = str(error.__cause__ or error).strip().splitlines()
     return CheckpointError(
         message(f"checkpoint {step} cannot be read", where=str(path), got=got[0][:300] if got else None, fix=fix)
@@ -244,12 +271,23 @@ def begin(directory: RunDirectory, writers: Sequence[Any], run: Run, environment
     return opened
 
 
-def tell(directory: RunDirectory, setup: Setup, start: int, changed: str) -> None:
-    """Say on the standard error where a run goes on, and with which changes of its config."""
-    if start == setup.num_steps:
+def tell(directory: RunDirectory, start: int, changed: str, num_steps: int, reason: str | None, *, over: bool) -> None:
+    """Say on the standard error where a run goes on, and with which changes of its config.
+
+    Args:
+        directory: of the run.
+        start: updates made.
+        changed: what differs from config.json.
+        num_steps: of the trainer.
+        reason: why it is over before `num_steps`, if it is.
+        over: whether there is nothing left to train.
+    """
+    if over and reason is not None:
+        text = f"{directory.path} has ended at step {start} of {num_steps}: {reason}"
+    elif over:
         text = f"{directory.path} is complete at step {start}; to train on, raise num_steps"
     elif start:
-        text = f"resuming {directory.path} at step {start} of {setup.num_steps}"
+        text = f"resuming {directory.path} at step {start} of {num_steps}"
     else:
         text = f"{directory.path} holds no checkpoint: starting at step 0"
         rows = directory.metrics
@@ -275,21 +313,26 @@ def tell_unloadable(directory: RunDirectory, trainer: Any) -> None:
         sys.stderr.write(f"{directory.config} documents this run, but `from_json` cannot load it:\n{why}\n")
 
 
-def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path) -> None:
+def rows_at(workdir: Path | None, step: int) -> list[Record]:
+    """The rows that a run has written at the step where it goes on; none at its beginning, where rows are put aside."""
+    path = None if workdir is None else RunDirectory.open(workdir).metrics
+    return [] if path is None or not step or not path.exists() else [r for r in read_records(path) if r.step == step]
+
+
+def results_again(setup: Setup, stepper: Stepper, output: Output, workdir: Path, step: int, signals: Signals) -> None:
     """The results of a run that is at its end already: evals are computed again; only rows that lack are written."""
-    path = RunDirectory.open(workdir).metrics
-    rows = {row.split: row for row in read_records(path) if row.step == setup.num_steps} if path.exists() else {}
+    rows = {row.split: row for row in rows_at(workdir, step)}
     silent = dataclasses.replace(output, writers=Writers(()))
     interval = stepper.swap()
     if "train" in rows:
         output.history.append(rows["train"])
         output.latest |= {f"train/{name}": value for name, value in rows["train"].metrics.items()}
     elif not _is_empty(interval, Stepper.empty(setup.config, setup.state, setup.spec)):
-        output.write(Pending(setup.num_steps, "train", interval))
-    for one in (one for one in setup.evals if one.settings.due(setup.num_steps, last=True)):
-        (silent if one.name in rows else output).write(
-            Pending(setup.num_steps, one.name, run_eval(one, stepper.borrow()[0]))
-        )
+        output.write(Pending(step, "train", interval, stepper.guard()))
+    for one in (one for one in setup.evals if one.settings.due(step, last=True)):
+        with signals.interruptible:
+            aux = run_eval(one, stepper.borrow()[0])
+        (silent if one.name in rows else output).write(Pending(step, one.name, aux))
 
 
 def _is_empty(interval: Any, empty: Any) -> bool:

@@ -18,8 +18,9 @@ import os
 import secrets
 import zipfile
 import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,9 @@ from equikd.train._leaves import Entry, cut, differences, entry_of, from_host, i
 from equikd.train._structure import Reader, Writer
 
 FORMAT = 1
-_DOCUMENT = "model.json"
+DOCUMENT = "model.json"
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError)
+_DAMAGED = (*_BROKEN, NotImplementedError, zipfile.BadZipFile, zlib.error)
 _SCALARS = (bool, int, float, complex)
 T = TypeVar("T")
 
@@ -104,13 +106,13 @@ def _check_place(path: Path) -> None:
         message(
             f"{path.name}: holds something else than a saved model, which is left as it is",
             where=str(path),
-            got=_contents(path),
+            got=contents(path),
             fix="save to a path that does not exist yet",
         )
     )
 
 
-def _contents(path: Path) -> str:
+def contents(path: Path) -> str:
     """What stands at a path."""
     if not path.is_dir():
         return "a file" if path.exists() else "nothing"
@@ -120,13 +122,13 @@ def _contents(path: Path) -> str:
 
 def _is_model(path: Path) -> bool:
     try:
-        return "equikd_model" in json.loads((path / _DOCUMENT).read_text("utf-8"))
+        return "equikd_model" in json.loads((path / DOCUMENT).read_text("utf-8"))
     except _BROKEN:
         return False
 
 
 def _is_leftover(name: str) -> bool:
-    return name == f".{_DOCUMENT}.tmp" or (name.startswith("arrays-") and name.endswith(".npz"))
+    return name == f".{DOCUMENT}.tmp" or (name.startswith("arrays-") and name.endswith(".npz"))
 
 
 def _write(path: Path, document: dict[str, Any], stored: dict[str, np.ndarray]) -> None:
@@ -141,7 +143,7 @@ def _write(path: Path, document: dict[str, Any], stored: dict[str, np.ndarray]) 
                         np.lib.format.write_array(member, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        write_atomically(path / _DOCUMENT, _text(document).encode())
+        write_atomically(path / DOCUMENT, _text(document).encode())
     except BaseException:
         with contextlib.suppress(OSError):
             arrays.unlink(missing_ok=True)
@@ -192,21 +194,72 @@ def load_model(path: str | os.PathLike[str], like: Any = None) -> Any:
         return _rebuild(path, document)
     except CheckpointError:
         raise
-    except (*_BROKEN, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        got = f"{type(error).__name__}: {str(error)[:500]}"
-        raise CheckpointError(message(f"{path.name}: the saved model is broken", where=str(path), got=got)) from error
+    except _DAMAGED as error:
+        raise broken_model(path, error) from error
+
+
+def broken_model(path: Path, error: BaseException) -> CheckpointError:
+    """The error for a saved model that is damaged."""
+    got = f"{type(error).__name__}: {str(error)[:500]}"
+    return CheckpointError(message(f"{path.name}: the saved model is broken", where=str(path), got=got))
+
+
+class Held(NamedTuple):
+    """What a saved model holds, as far as its document and the list of its arrays tell.
+
+    Attributes:
+        structure: its plain form, as `_structure.Writer` wrote it.
+        entries: name -> dtype and shape, of all arrays among its leaves.
+        file: where the arrays lie; another save replaces it by another one.
+        read: the arrays of some names: numpy arrays, PRNG keys as JAX arrays.
+    """
+
+    structure: Any
+    entries: dict[str, Entry]
+    file: Path
+    read: Callable[[Collection[str]], dict[str, Any]]
+
+
+def held_in(path: Path) -> Held:
+    """What the saved model at a path holds; no array is read, and nothing imported.
+
+    Raises:
+        CheckpointError: there is no saved model, it is damaged, or of another format.
+    """
+    document = _read_document(path)
+    try:
+        entries: dict[str, Entry] = {name: document["entries"][name] for name in document["leaves"]}
+        file = path / document["arrays"]
+        with zipfile.ZipFile(file) as archive:
+            there = set(archive.namelist())
+        gone = [name for name, entry in entries.items() if f"{entry.get('name', name)}.npy" not in there]
+        if gone:
+            raise ValueError(f"arrays are missing: {listing(gone, 4)}")
+        if not all(isinstance(entry["dtype"], str) and isinstance(entry["shape"], list) for entry in entries.values()):
+            raise ValueError(f"this is no {DOCUMENT} as save_model writes it")
+    except _DAMAGED as error:
+        raise broken_model(path, error) from error
+
+    def read(names: Collection[str]) -> dict[str, Any]:
+        try:  # as numpy arrays, which hold dtypes that JAX does not hold without x64
+            plain = {name: {key: e for key, e in entries[name].items() if key != "weak"} for name in names}
+            return _read_arrays(path, document, {name: entry | {"numpy": "array"} for name, entry in plain.items()})
+        except _DAMAGED as error:
+            raise broken_model(path, error) from error
+
+    return Held(document["structure"], entries, file, read)
 
 
 def _read_document(path: Path) -> dict[str, Any]:
     fix = "give the directory that save_model wrote"
-    if not (path / _DOCUMENT).is_file():
+    if not (path / DOCUMENT).is_file():
         what = f"{path.name}: there is no saved model"
-        raise CheckpointError(message(what, where=str(path), got=_contents(path), fix=fix))
+        raise CheckpointError(message(what, where=str(path), got=contents(path), fix=fix))
     try:
-        document = json.loads((path / _DOCUMENT).read_text("utf-8"))
+        document = json.loads((path / DOCUMENT).read_text("utf-8"))
         version = document["equikd_model"]
     except _BROKEN as error:
-        got = f"a {_DOCUMENT} that cannot be read: {type(error).__name__}: {error}"
+        got = f"a {DOCUMENT} that cannot be read: {type(error).__name__}: {error}"
         what = f"{path.name}: this is no saved model"
         raise CheckpointError(message(what, where=str(path), got=got, fix=fix)) from error
     if version != FORMAT:

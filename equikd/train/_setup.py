@@ -12,15 +12,17 @@ import optax
 
 from equikd.config import resolve, validate
 from equikd.config._resolve import check_references
-from equikd.data import Batch, Pipeline, pipeline
-from equikd.errors import message
+from equikd.data import Batch, Pipeline, batch_size, pipeline
+from equikd.errors import ConfigError, message
 from equikd.evals import Eval, eval_batch
 from equikd.metrics import Aux
 from equikd.metrics._aux import check_results
 from equikd.model._floats import NEEDS_VALUE, explain
-from equikd.sharding import check_processes
+from equikd.sharding import check_processes, spread_of, uneven
 from equikd.train._cache import Cache, structure_key
 from equikd.train._check import abstract, check, check_kinds, eval_view, inherited, view_of
+from equikd.train._ending import check_result
+from equikd.train._guard import RollBack
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._padding import refuse_padding
@@ -102,6 +104,9 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     config, seed = trainer.in_step, part(trainer, "seed")
     data = pipeline(trainer.train_data, root=trainer, path="train_data")
     spec = data.spec()
+    spread = spread_of(config)
+    if spread is not None and batch_size(spec) % spread.devices:
+        raise uneven(batch_size(spec), spread.devices, "train_data: ")
     state = abstract_state(config, seed, model, model_state)
     _warn_of_injected(state)
     evals = trainer.evals
@@ -123,7 +128,21 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
         refuse_padding(one.config, where, one.data, training=False, num_batches=most)
     empties = {one.name: (one.empty, specs[one.name]) for one in made}
     refuse_skipped(trainer, program.empty, spec, empties)
+    results = {"train": program.empty} | {one.name: one.empty for one in made}
+    check_result(part(trainer, "early_stop"), results, {one.name: one.settings for one in made})
+    refuse_rolling_back(trainer)
     return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
+
+
+def refuse_rolling_back(trainer: Any) -> None:
+    """Refuse a guard that goes back to checkpoints which there will not be.
+
+    Raises:
+        ConfigError: it is a `RollBack`, and there are none.
+    """
+    if isinstance(part(trainer, "guard"), RollBack) and trainer.checkpoints is None:
+        what = "guard: RollBack has nothing to go back to, since checkpoints is None"
+        raise ConfigError(message(what, fix="checkpoints=ek.train.Checkpoints(every=1000), or another guard"))
 
 
 _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
@@ -172,7 +191,7 @@ def _eval(
             raise
         return empty
 
-    empty = _EMPTY.get(structure_key(own, view_of(state), spec), checked_empty)
+    empty = _EMPTY.get(structure_key(own, view_of(state, own), spec), checked_empty)
     fields = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name in _RESOLVED}
     settings = dataclasses.replace(one, **resolve(fields, root=trainer, path=join(("evals", name))))
     return PreparedEval(name, own, validate(settings), data, empty)

@@ -18,6 +18,7 @@ class TrainState(eqx.Module):
         model_state: the model's `eqx.nn.State`, or None.
         key: PRNG key of the run; a step uses `fold_in(key, step)`.
         extra: any pytree, for steps of one's own (`Trainer(init_extra=...)`).
+        guard: what the trainer's guard knows, or None where there is none.
         trainable: per leaf of `model`, whether it is a parameter.
         hyperparameter: per leaf of `model`, whether each step takes it from the config.
     """
@@ -30,6 +31,7 @@ class TrainState(eqx.Module):
     extra: Any
     trainable: tuple[bool, ...] = eqx.field(static=True)
     hyperparameter: tuple[bool, ...] = eqx.field(static=True)
+    guard: Any = None
 
     def params(self) -> Any:
         """The trainable leaves of the model, None elsewhere."""

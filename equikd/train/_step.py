@@ -8,7 +8,6 @@ losses, gradients, updates, metrics (of the parameters before the update). `Trai
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -16,12 +15,16 @@ from equikd.config import resolve
 from equikd.data import Batch, as_batch
 from equikd.losses import replace_masked
 from equikd.metrics import Aux, StepTotals
-from equikd.model import call, with_hyperparameters
+from equikd.model import predictions, with_hyperparameters
 from equikd.train._accumulate import accumulated
-from equikd.train._core import update, value_and_gradients
+from equikd.train._core import update
+from equikd.train._custom import check_updatable, chosen, gradients, state_of
+from equikd.train._guard import checked
 from equikd.train._init import optimizer_of
 from equikd.train._state import TrainState, split, strong
 from equikd.wiring import UNSET, Context
+
+Only = str | tuple[str, ...] | None
 
 
 def default_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
@@ -58,62 +61,52 @@ def forward(config: Any, state: TrainState, batch: Any, *, model: Any = None, in
         inference: inference mode, without PRNG key.
 
     Returns:
-        A context with step, key, batch, mask, model, preds, extra and config.
+        A context with step, key, batch, mask, model, preds, extra and config; and params, where the model is one that
+        they can be found in.
     """
     if model is None:
         model = with_hyperparameters(config, state.model, state.hyperparameter)
     context = begin(config, state, as_batch(batch), model)
-    preds, model_state = call(
-        model,
-        context,
-        inputs=config.inputs,
-        per_example=config.per_example,
-        unmapped=config.unmapped,
-        key=None if inference else context.key,
-        model_state=state.model_state,
-        inference=inference,
+    if jax.tree.structure(model) == jax.tree.structure(state.model):
+        context = context.replace(params=split(model, state.trainable)[0])
+    key = None if inference else context.key
+    preds, model_state = predictions(
+        config, model, context, key=key, model_state=state.model_state, inference=inference
     )
     return context.replace(preds=preds, model_state=model_state)
 
 
-def losses_of(config: Any, context: Context) -> tuple[jax.Array, Context]:
-    """Total loss (float scalar), and the context with the losses' states and weighted means."""
+def losses_of(config: Any, context: Context, only: Only = None) -> tuple[jax.Array, Context]:
+    """Total loss (float scalar) of all losses or of those named, and the context with the states of all."""
     losses = resolve(config.losses, root=config, path="losses")
-    states = {name: loss.from_context(context) for name, loss in losses.items()}
+    states = {name: state_of(loss, context, "losses", name) for name, loss in losses.items()}
     terms = {name: loss.weight_at(context.step) * states[name].mean() for name, loss in losses.items()}
     terms = strong({name: jnp.asarray(term) for name, term in terms.items()})
-    total = sum(terms.values(), start=jnp.zeros(()))
+    total = sum((terms[name] for name in chosen(config, only)), start=jnp.zeros(()))
     return total, context.replace(losses=states, totals=StepTotals.of(terms, states))
 
 
-def loss_and_gradients(config: Any, state: TrainState, batch: Any) -> Context:
+def loss_and_gradients(config: Any, state: TrainState, batch: Any, only: Only = None) -> Context:
     """Forward, losses, and the gradient of the total loss with respect to the trainable leaves.
 
     Args:
         config: `trainer.in_step`.
         state: the train state.
         batch: a `Batch`, or a bare pytree.
+        only: names of the losses whose sum is differentiated; None: all. All of them are computed and reported.
 
     Returns:
         A context with all that a step computes before its update: preds, losses, params, grads. With `accumulate` the
         predictions are never there all at once: in their place, it holds the states of the metrics that read them.
 
     Raises:
-        WiringError: key paths lead nowhere.
+        WiringError: key paths lead nowhere, or there is no loss of that name.
     """
     batch = as_batch(batch)
-    model = with_hyperparameters(config, state.model, state.hyperparameter)
     if config.accumulate > 1:
-        return accumulated(config, state, begin(config, state, batch, model))
-
-    def total_loss(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
-        context = forward(config, state, batch, model=eqx.combine(params, rest)).replace(params=params)
-        total, context = losses_of(config, context)
-        return total, {name: getattr(context, name) for name in ("preds", "losses", "model_state", "totals")}
-
-    params, rest = split(model, state.trainable)
-    (_, computed), grads = value_and_gradients(total_loss, params, rest)
-    return begin(config, state, batch, model).replace(params=params, grads=grads, **computed)
+        model = with_hyperparameters(config, state.model, state.hyperparameter)
+        return accumulated(config, state, begin(config, state, batch, model), chosen(config, only))
+    return gradients(config, state, lambda m: losses_of(config, forward(config, state, batch, model=m), only))
 
 
 def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[TrainState, Context]:
@@ -126,14 +119,17 @@ def apply_updates(config: Any, state: TrainState, context: Context) -> tuple[Tra
 
     Returns:
         The new state, and the context with updates and opt_state.
+
+    Raises:
+        WiringError: the context has no gradients, or these do not fit the parameters.
     """
+    check_updatable(context)
     optimizer = optimizer_of(config)
     _, rest = split(context.model, state.trainable)
     value = None if context.totals is None else context.totals.compute()
-    new, updates, opt_state = update(
-        optimizer, state, context.grads, context.params, rest, value=value, model_state=context.model_state
-    )
-    return new, context.replace(updates=updates, opt_state=opt_state)
+    others = {"model_state": context.model_state, "scale": None if state.guard is None else state.guard.scale}
+    new, updates, opt_state = update(optimizer, state, context.grads, context.params, rest, value=value, **others)
+    return checked(config, state, new, context), context.replace(updates=updates, opt_state=opt_state)
 
 
 def collect(config: Any, context: Context) -> Aux:
@@ -145,5 +141,5 @@ def collect(config: Any, context: Context) -> Aux:
     """
     metrics = resolve(config.metrics, root=config, path="metrics")
     found = context.collected
-    states = {name: found[name] if name in found else one.from_context(context) for name, one in metrics.items()}
+    states = {n: found[n] if n in found else state_of(one, context, "metrics", n) for n, one in metrics.items()}
     return Aux(losses={} if context.losses is UNSET else context.losses, total=context.totals, metrics=states)

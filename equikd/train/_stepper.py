@@ -22,8 +22,10 @@ from equikd.data._pipeline import all_real, own_batch
 from equikd.errors import EquikdError, message
 from equikd.metrics import Aux
 from equikd.metrics._aux import check_results
-from equikd.sharding import home, place
+from equikd.sharding import Home, Spread, SpreadStep, home, place, spread_of
 from equikd.train._cache import Cache, is_array, structure_key
+from equikd.train._custom import called
+from equikd.train._guard import guarded, without_skipped
 from equikd.train._in_step import InStep
 from equikd.train._packing import layout_of, pack, unpack
 from equikd.train._state import TrainState, strong
@@ -45,15 +47,17 @@ class Program:
     trace.
     """
 
-    def __init__(self, config: Any, state: TrainState, batch: Any, where: Any) -> None:
+    def __init__(self, config: Any, state: TrainState, batch: Any, places: Home | Spread) -> None:
         config_tree = jax.tree.structure(config)
         arrays, static = eqx.partition(state, is_array)
         self.state_tree, self.static = jax.tree.structure(arrays), static
+        numbered = jax.tree.unflatten(self.state_tree, range(self.state_tree.num_leaves))
+        self.guard_at: int | None = None if state.guard is None else numbered.guard.counts
         traced: dict[str, Any] = {}
 
         def pure_step(state_leaves: Any, config_leaves: Any, batch: Any) -> tuple[Any, Any]:
             config = jax.tree.unflatten(config_tree, config_leaves)
-            new, aux = step_of(config)(config, self.state(state_leaves), batch)
+            new, aux = _pure_step(config, self.state(state_leaves), batch)
             new, (aux, traced["aux_static"]) = eqx.filter(new, is_array), eqx.partition(aux, is_array)
             traced["aux_tree"] = jax.tree.structure(aux)
             leaves = _fitting(jax.tree.unflatten(self.state_tree, state_leaves), new)
@@ -83,9 +87,16 @@ class Program:
             merged = self._aux(unpack(self._layout, accumulators)).merge(self._aux(aux))
             return new, pack(self._layout, jax.tree.leaves(eqx.filter(merged, is_array)))
 
-        self.where = where
-        placed = {} if where is None else {"in_shardings": where, "out_shardings": where}
-        self.run = jax.jit(flat_step, donate_argnums=(0, 1), **placed)
+        self.spread = places if isinstance(places, Spread) else None
+        self.where, self.where_rows = places.whole, places.rows
+        self.where_state = places.each(jax.tree.leaves(arrays))
+        placed = places.options(*self.parted(jax.tree.leaves(arrays)))
+        self.run: Any = jax.jit(flat_step, donate_argnums=(0, 1), **placed)
+        if self.spread is not None:
+            changing, kept = self.parted(jax.tree.leaves(arrays))
+            given = (changing, self._fresh, kept, jax.tree.leaves(config), batch.data, batch.mask)
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
+            self.run = SpreadStep(self.run, shapes, self.spread)
 
     def parted(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
         """State leaves that the step changes, and those that it keeps."""
@@ -154,18 +165,24 @@ def _spec(leaf: Any) -> str:
 
 
 def _pure_step(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Aux]:
-    return step_of(config)(config, state, batch)
+    new, aux = called(step_of(config), config, state, batch)
+    new = guarded(config, state, new, aux.total)
+    return new, without_skipped(config, new, aux)
 
 
 def program_for(config: Any, state: TrainState, batch: Any) -> Program:
     """The program for these structures, from the cache where it is known."""
-    where = home(state)
-    key = structure_key(config, state, batch), where
-    return _PROGRAMS.get(key, lambda: Program(config, state, batch, where))
+    places = spread_of(config) or Home(home(state))
+    if isinstance(places, Spread):
+        places.check_rows(batch_size(batch))
+    key = structure_key(config, state, batch), places
+    return _PROGRAMS.get(key, lambda: Program(config, state, batch, places))
 
 
 def copies(leaves: list[Any], where: Any) -> list[jax.Array]:
-    """Copies at the home of a state (None: each with its own sharding); nothing is compiled for them."""
+    """Copies at a place, or each at its own of a list (None: where they are); nothing is compiled for them."""
+    if isinstance(where, list):  # on its way to more devices JAX takes an array for its own copy on the first one
+        leaves = jax.device_put(leaves, where)
     return jax.device_put(leaves, where, may_alias=False)
 
 
@@ -202,13 +219,14 @@ class Stepper:
         spec = as_batch(trainer.spec() if spec is None else spec)
         config = trainer if isinstance(trainer, InStep) else trainer.in_step
         self._program = program_for(config, state, spec)
+        self._spread = self._program.spread
         self._config_leaves = jax.device_put(jax.tree.leaves(config), self._program.where)
-        leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), self._program.where)
+        leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), self._program.where_state)
         self._changing, self._kept = self._program.parted(leaves)
         given = None if accumulators is None else jax.tree.leaves(eqx.filter(accumulators, is_array))
         self._accumulators = self._program.fresh() if given is None else copies(self._program.packed(given), None)
         self._all_real = all_real(batch_size(spec))
-        self._mask = jax.device_put(self._all_real, self._program.where)
+        self._mask = jax.device_put(self._all_real, self._program.where_rows)
 
     @staticmethod
     def empty(config: Any, state: TrainState, spec: Any) -> Aux:
@@ -222,17 +240,23 @@ class Stepper:
             batch: a `Batch` or a bare pytree of arrays; another shape compiles once more.
 
         Raises:
-            DataError: it is no batch.
+            DataError: it is no batch, or the devices of a mesh do not divide its rows.
         """
         # The mask of full batches is one shared array, sent once. It says that their arrays are checked and ours:
         # others are copied, since what has been dispatched may read them after their owner has written over them.
         if type(batch) is not Batch or batch.mask is not self._all_real:
             batch = own_batch(batch)
         data, mask = batch.data, batch.mask
-        data, mask = place(data), self._mask if mask is self._all_real else place(mask)
+        data = place(data, self._spread)
+        mask = self._mask if mask is self._all_real else place(mask, self._spread)
         self._changing, self._accumulators = self._program.run(
             self._changing, self._accumulators, self._kept, self._config_leaves, data, mask
         )
+
+    def guard(self) -> Any:
+        """A copy of what the guard knows, to be read later; None where there is no guard."""
+        at = self._program.guard_at
+        return None if at is None else copies([self._leaves()[at]], self._program.where)[0]
 
     def _leaves(self) -> list[jax.Array]:
         return self._program.joined(self._changing, self._kept)
@@ -245,7 +269,12 @@ class Stepper:
     @property
     def state(self) -> TrainState:
         """A copy of the train state, valid whatever the stepper does next."""
-        return self._program.state(copies(self._leaves(), self._program.where))
+        return self._program.state(copies(self._leaves(), self._program.where_state))
+
+    @property
+    def changed(self) -> TrainState:
+        """Of each array of the train state, whether steps change it; None elsewhere."""
+        return jax.tree.unflatten(self._program.state_tree, self._program.changed)
 
     def borrow(self) -> tuple[TrainState, Aux]:
         """State and accumulators without a copy: to be used before the next `step`, which donates them."""
@@ -258,9 +287,11 @@ def run_once(config: Any, state: TrainState, batch: Any) -> tuple[TrainState, Au
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((config, state, batch))):
         return _pure_step(config, state, batch)
     program = program_for(config, state, batch)
-    leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), program.where)
+    leaves = copies(jax.tree.leaves(eqx.filter(state, is_array)), program.where_state)
     changing, kept = program.parted(leaves)
     config_leaves = jax.tree.leaves(config)
-    data, mask = place(batch.data), place(batch.mask)
+    if program.spread is not None:
+        config_leaves = jax.device_put(config_leaves, program.where)
+    data, mask = place((batch.data, batch.mask), program.spread)
     changing, accumulators = program.run(changing, program.fresh(), kept, config_leaves, data, mask)
     return program.state(program.joined(changing, kept)), program.aux(accumulators)

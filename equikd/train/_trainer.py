@@ -7,57 +7,38 @@ As data it is overridden, compared, written to JSON and swept like any config. `
 step.
 """
 
+import pathlib
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import equinox as eqx
-
 from equikd.config import config, field, to_json
-from equikd.data import Batch, as_batch
-from equikd.errors import ConfigError, DataError, listing, message, nearest
-from equikd.evals import Eval, eval_context
+from equikd.data import Batch
+from equikd.errors import ConfigError, listing, message, nearest
+from equikd.evals import Eval
 from equikd.losses import Loss
-from equikd.metrics import BaseMetric, Summary
-from equikd.train._check import view_of
+from equikd.metrics import BaseMetric
+from equikd.optim import Freeze, Precision
+from equikd.sharding import DataParallel, Fsdp
 from equikd.train._checkpoint import CheckpointStore
-from equikd.train._directory import RunDirectory, RunDirectoryError, environment_facts
-from equikd.train._exhausted import memory_explained
+from equikd.train._directory import RunDirectory, RunDirectoryError
+from equikd.train._guard import RollBack, SkipNonFinite, StopOnNonFinite
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
-from equikd.train._lock import locked
-from equikd.train._loop import Output, Saving, loop, read, run_eval
+from equikd.train._init_from import InitFrom, weights_of
+from equikd.train._loop import run_eval
+from equikd.train._output import Pending, read
 from equikd.train._progress import Console
-from equikd.train._resume import (
-    begin,
-    changes,
-    refuse_other_arrays,
-    restored,
-    results_again,
-    state_at,
-    tell,
-    tell_unloadable,
-)
+from equikd.train._result import Result
+from equikd.train._resume import changes, state_at
+from equikd.train._session import Session, ending_of
+from equikd.train._settings import Checkpoints, EarlyStop, StopAfter
 from equikd.train._setup import Setup, part, pipeline, prepare
+from equikd.train._signals import Interrupted, Signals
 from equikd.train._state import TrainState
-from equikd.train._stepper import Stepper, run_once
-from equikd.train._writers import Record, Run, TensorBoard, Writers
-
-
-@config
-class Checkpoints:
-    """When checkpoints are saved, and how many are kept. The end of training is always saved."""
-
-    every: int | None = 1000
-    """Steps between two checkpoints; None: only at the end."""
-    keep: int = 3
-    """How many of the newest are kept."""
-
-    def validate(self) -> None:
-        """Refuse intervals and counts below one."""
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every must be at least 1, got {self.every}")
-        if self.keep < 1:
-            raise ValueError(f"keep must be at least 1, got {self.keep}")
+from equikd.train._stepper import run_once
+from equikd.train._writers import TensorBoard
 
 
 @config(kw_only=True)
@@ -94,22 +75,39 @@ class Trainer:
     metrics: dict[str, BaseMetric] = field(default_factory=dict)
     """Metric name -> metric, exact over each logging interval."""
     optimizer: Any
-    """A node that makes an optax optimizer."""
-    trainable: tuple[str, ...] | str | Callable[[str, Any], bool] | None = None
-    """Globs or a predicate (path, leaf) of what is trained; None: every inexact array of the model."""
+    """A node that makes an optax optimizer; one of `ek.optim`, such as `ek.optim.Ema(...)`; or a dict of these by
+    pattern, `{"encoder.**": ..., "**": ...}`."""
+    trainable: tuple[Any, ...] | str | type | Freeze | Callable[[str, Any], bool] | None = None
+    """What is trained, for gradients, optimizer state, counts and checkpoints alike: globs, a predicate (path, leaf),
+    a class of modules, a tuple of these, or `ek.optim.freeze(...)`; None: every inexact array of the model."""
     step: Callable[..., Any] | None = None
-    """A step function of one's own, (config, state, batch) -> (state, aux)."""
+    """A step function of one's own, (config, state, batch) -> (state, aux), or a config that is called as one; made of
+    the pieces in `ek.train`, such as `loss_and_gradients`, `gradients`, `apply_updates` and `collect`."""
     init_extra: Any = None
-    """Makes `state.extra` from the model, for a step of one's own."""
+    """`state.extra`, any pytree, for a step of one's own; or a function that makes it from the model."""
     accumulate: int = 1
     """Micro-batches that the rows of a batch are split into, one after the other, for less memory. Losses, gradients
     and metrics are those of the whole batch, and one step is one update; what couples rows is refused. BatchNorm, and
     models with per_example=False, see one micro-batch at a time. A `step` of one's own accumulates in
     `loss_and_gradients`, whose context then has no `preds`."""
+    precision: Precision | None = None
+    """Dtypes of the computation, such as `ek.optim.Precision()`; None: whatever parameters and data have."""
+    guard: StopOnNonFinite | SkipNonFinite | RollBack | None = StopOnNonFinite()
+    """What happens at a loss or gradient that is not finite: the run ends with the state before it, the step is
+    skipped, or the run goes back to its last checkpoint. None: nothing, and nan spreads."""
+    mesh: DataParallel | Fsdp | None = None
+    """Devices to train on, `ek.sharding.data_parallel()` or `ek.sharding.fsdp()`; None: one."""
+    init_from: InitFrom | str | pathlib.Path | None = None
+    """Weights to start from: a run, one of its checkpoints, or a saved model; `ek.train.InitFrom` takes a part of them.
+    A resume goes on from its own checkpoint."""
     train_data: Any
     """A pipeline such as `ek.data.InMemory`, a function that returns an iterator, or a node that makes either."""
     num_steps: int
     """Optimizer updates to make."""
+    stop_after: StopAfter | None = None
+    """A limit besides `num_steps`, which schedules read, such as `ek.train.StopAfter(seconds=3600)`."""
+    early_stop: EarlyStop | None = None
+    """Ends the run when a result improves no more, such as `ek.train.EarlyStop("test/loss", patience=5)`."""
     evals: dict[str, Eval] = field(default_factory=dict)
     """Eval name -> eval."""
     seed: int = field(dynamic=True, unsigned=True, default=0)
@@ -157,9 +155,9 @@ class Trainer:
 
         Raises:
             EquikdError: whatever is wrong with the experiment; all wrong key paths at once.
+            CheckpointError: the weights of `init_from` are not there, damaged, or do not fit.
         """
-        prepare(self, model, model_state)
-        return initial_state(self.in_step, part(self, "seed"), model, model_state)
+        return self._fresh(prepare(self, model, model_state), model, model_state)
 
     def batches(self, state: TrainState) -> Iterator[Batch]:
         """The training batches from the state's step on."""
@@ -169,7 +167,7 @@ class Trainer:
         """Shapes and dtypes of a training batch."""
         return pipeline(self.train_data, root=self, path="train_data").spec()
 
-    def train(self, workdir: Any = None, *, model: Any = None, model_state: Any = None) -> "Result":
+    def train(self, workdir: Any = None, *, model: Any = None, model_state: Any = None) -> Result:
         """Train, from the newest checkpoint of the work directory where it has one.
 
         On a resume this config wins for what it says, the checkpoint for parameters, optimizer state and step; what has
@@ -187,36 +185,29 @@ class Trainer:
         Raises:
             EquikdError: whatever is wrong with the experiment, before anything is computed or written.
             RunDirectoryError: the work directory holds something else, is broken, or another run is at work there.
-            CheckpointError: the newest checkpoint is broken, or of another model or optimizer.
+            CheckpointError: the newest checkpoint is broken, or of another model or optimizer; or, on a fresh start,
+                the weights of `init_from` are not there, damaged, or do not fit.
             ConfigError: it lies past `num_steps`; or the config holds other arrays than those that the run began with.
             DataError: the data ends before `num_steps`.
+            NonFiniteError: losses, gradients or parameters are not finite, and the guard goes no further.
+            KeyboardInterrupt, SystemExit: SIGINT or SIGTERM has come (in the main thread). The step in progress is
+                finished and saved, what else is in progress is broken off; the same call then goes on, to the bit. A
+                second SIGINT ends at once.
         """
         directory = None if workdir is None else RunDirectory.open(workdir)
         if directory is not None:
             directory.check()
-        setup, writers, text = prepare(self, model, model_state), writers_of(self), to_json(self, unloadable=True)
-        if directory is None:
-            stepper, batches = self._first(setup, model, model_state), first_batches(setup, 0)
-            run = Run(None, text, setup.num_steps, start_step=0)
-            return self._run(setup, stepper, batches, Writers.open(writers, run), run)
-        keep = self.checkpoints.keep if self.checkpoints else 1
-        with locked(directory), CheckpointStore(directory.checkpoints, keep) as store:
-            directory.check()  # again, now that nobody else writes there
-            changed = ""
-            if directory.exists:
-                refuse_other_arrays(directory.config_text(), text)
-                changed = changes(directory.config_text(), self, text)
-            found = restored(directory, store, setup, changed)
-            stepper = self._first(setup, model, model_state) if found is None else found.stepper
-            start, seconds = (0, 0.0) if found is None else (found.step, found.seconds)
-            batches = first_batches(setup, start)  # what can fail comes before anything is written
-            if directory.exists:
-                tell(directory, setup, start, changed)
-            else:
-                tell_unloadable(directory, self)
-            run = Run(directory.path, text, setup.num_steps, start)
-            opened = begin(directory, writers, run, environment_facts(setup.seed))
-            return self._run(setup, stepper, batches, opened, run, store, seconds)
+        started = time.monotonic()
+        try:
+            with Signals() as signals:
+                with signals.interruptible:
+                    setup, writers = prepare(self, model, model_state), writers_of(self)
+                first = lambda: self._fresh(setup, model, model_state)
+                result = Session(self, setup, writers, first, signals, ending_of(self, setup, started)).run(directory)
+                signals.check()  # one that came when all was done is no less meant
+                return result
+        except Interrupted as interruption:
+            raise interruption.ending() from None
 
     def restore(
         self, workdir: Any, step: int | None = None, *, model: Any = None, model_state: Any = None
@@ -263,32 +254,16 @@ class Trainer:
             raise ConfigError(message(what, near=near, expected=listing(self.evals) or "none is configured"))
         live = (state.model, state.model_state) if self.model is None else ()
         chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
-        found = {one.name: read(run_eval(one, state)).scalars for one in chosen}
+        found = {one.name: read(Pending(0, one.name, run_eval(one, state)))[0].scalars for one in chosen}
         return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
 
-    def _first(self, setup: Setup, model: Any, model_state: Any) -> Stepper:
-        state = initial_state(setup.config, setup.seed, model, model_state)
-        return Stepper(setup.config, state, spec=setup.spec)
-
-    def _run(
-        self,
-        setup: Setup,
-        stepper: Stepper,
-        batches: Iterator[Batch],
-        writers: Writers,
-        run: Run,
-        store: CheckpointStore | None = None,
-        seconds: float = 0.0,
-    ) -> "Result":
-        with writers as opened:
-            output, saving = Output(opened, seconds), None
-            if store is not None and self.checkpoints is not None:
-                saving = Saving(store, self.checkpoints.every, setup.seed)
-            with memory_explained(setup):
-                loop(setup, stepper, batches, output, saving, run.start_step)
-                if run.start_step == setup.num_steps and run.workdir is not None:
-                    results_again(setup, stepper, output, run.workdir)
-        return Result(self, stepper.state, output.latest, output.summaries, tuple(output.history))
+    def _fresh(self, setup: Setup, model: Any, model_state: Any) -> TrainState:
+        """The state before the first update; tells what weights it starts from, on the standard error."""
+        weights = weights_of(self, setup.state)
+        values = None if weights is None else weights.read()
+        if values is not None:
+            sys.stderr.write(f"init_from: {values.taken}\n")
+        return initial_state(setup.config, setup.seed, model, model_state, values)
 
 
 def writers_of(trainer: Trainer) -> tuple[Any, ...]:
@@ -305,77 +280,6 @@ def writers_of(trainer: Trainer) -> tuple[Any, ...]:
     return writers
 
 
-def first_batches(setup: Setup, start: int) -> Iterator[Batch]:
-    """The training batches from number `start` on.
-
-    Raises:
-        DataError: there are none.
-    """
-    try:
-        return setup.data.batches(start, setup.seed)
-    except DataError as error:
-        raise DataError(f"train_data: {error}") from error
-
-
-class Result:
-    """What training gives.
-
-    Attributes:
-        trainer: what was trained, whose hyperparameters `predict` uses.
-        state: the final train state.
-        metrics: newest value of each result, by `split/name`.
-        summaries: newest image, text or histogram of each metric that computes one, by `split/name`.
-        history: all rows of this session, in order: step, split, metrics and seconds of each; without summaries, which
-            writers alone get at every step.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        state: TrainState,
-        metrics: dict[str, float],
-        summaries: dict[str, Summary],
-        history: tuple[Record, ...],
-    ) -> None:
-        self.trainer, self.state, self.metrics, self.history = trainer, state, metrics, history
-        self.summaries = summaries
-
-    @property
-    def model(self) -> Any:
-        """The trained model."""
-        return self.state.model
-
-    def predict(self, batch: Any) -> Any:
-        """Predictions on a batch, in inference mode.
-
-        Args:
-            batch: a `Batch` or a bare pytree, with what the model's inputs need.
-
-        Returns:
-            What the model gives, batch axis first.
-        """
-        return predict(self.trainer, self.state, batch)
-
-
-@eqx.filter_jit
-def _predict(config: InStep, view: Any, batch: Batch) -> Any:
-    return eval_context(config, view, batch).preds
-
-
-def predict(trainer: Trainer, state: TrainState, batch: Any) -> Any:
-    """Predictions of a state's model on a batch, in inference mode.
-
-    Args:
-        trainer: the trainer, whose hyperparameters are used.
-        state: a train state.
-        batch: a `Batch` or a bare pytree, with what the model's inputs need.
-
-    Returns:
-        What the model gives, batch axis first.
-    """
-    return _predict(trainer.in_step, view_of(state), as_batch(batch))
-
-
 def step(trainer: Any, state: TrainState, batch: Any) -> Any:
     """One update, for notebooks and loops of one's own; the state given stays valid.
 
@@ -388,6 +292,3 @@ def step(trainer: Any, state: TrainState, batch: Any) -> Any:
         `(state, aux)`: the new state, and the losses and metric states of this batch.
     """
     return run_once(trainer.in_step if isinstance(trainer, Trainer) else trainer, state, batch)
-
-
-__all__ = ["Checkpoints", "Result", "Trainer", "predict", "step"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from equikd.config._dataclass import hints as config_hints
 from equikd.errors import WiringError, listing, message, report
-from equikd.wiring._context import Context
+from equikd.wiring._context import Context, place_of
 from equikd.wiring._lookup import lookup
 
 
@@ -130,7 +130,7 @@ class Unwired(WiringError):
 
     def __init__(self, owner: Any, errors: list[tuple[str, str]], unfilled: list[str], below: str = "") -> None:
         self.owner, self.errors, self.unfilled, self.below = owner, errors, unfilled, below
-        super().__init__(report("key paths lead nowhere", self.lines(type(owner).__qualname__)))
+        super().__init__(report("key paths lead nowhere", self.lines(place_of(owner))))
 
     def lines(self, where: str) -> list[str]:
         """One message for each wrong key path, the owner, or what wraps it, standing at `where`."""

@@ -18,6 +18,9 @@ from equikd.config._flags import edited, readings
 from equikd.config._values import typed_key
 from equikd.errors import ConfigError
 from equikd.examples.digits import get_config
+from equikd.optim import Precision
+from equikd.sharding import data_parallel
+from equikd.train import Checkpoints, EarlyStop, RollBack, SkipNonFinite, StopAfter
 
 
 class Mode(enum.Enum):
@@ -269,3 +272,36 @@ def test_what_help_lists_changes_nothing():
         text = value if isinstance(value, str) else repr(value)
         if not hasattr(value, "open"):
             assert edited(trainer, {path: text}) == trainer, path
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("guard", "SkipNonFinite(max_consecutive=3)", SkipNonFinite(max_consecutive=3)),
+        ("guard", "RollBack(0.25)", RollBack(0.25)),
+        ("guard", "None", None),
+        ("stop_after", "StopAfter(seconds=60)", StopAfter(seconds=60.0)),
+        ("early_stop", "EarlyStop('test/accuracy', mode='max')", EarlyStop("test/accuracy", mode="max")),
+        ("mesh", "DataParallel(devices=4)", data_parallel(4)),
+        ("precision", "Precision()", Precision()),
+        ("checkpoints", "Checkpoints(every=None, keep=1)", Checkpoints(every=None, keep=1)),
+    ],
+)
+def test_a_config_may_be_written_as_in_python(path, text, value):
+    assert getattr(edited(get_config(), {path: text}), path) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SkipNonFinite(most=3)",
+        "SkipNonFinite(max_consecutive=three)",
+        "SkipNonFinite(max_consecutive=3",
+        "SkipNonFinite(max_consecutive='a')",
+        "SkipNonFinite(**{})",
+        "SkipNonFinite(1, 2)",
+    ],
+)
+def test_one_that_is_written_wrongly_is_refused(text):
+    with pytest.raises(ConfigError, match="guard"):
+        edited(get_config(), {"guard": text})

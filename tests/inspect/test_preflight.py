@@ -207,6 +207,21 @@ def test_a_model_that_only_a_step_of_ones_own_can_call() -> None:
     assert not any(path.startswith("preds") for path in found.paths)
 
 
+class Summed(eqx.Module):
+    net: Net
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.net(x)["out"].sum()
+
+
+def test_an_eval_shows_what_its_transform_predicts() -> None:
+    plain = make().evals["test"]
+    metrics = {"mean": ek.metrics.Mean("preds")}
+    evals = {"test": ek.evals.Eval(data=plain.data, transform=Summed, losses={}, metrics=metrics)}
+    found = ek.inspect.check(make(evals=evals))
+    assert found.evals["test"]["preds"].shape == (plain.data.batch_size,)
+
+
 @ek.config.config
 class NeedsRows(OnHost):
     """A metric whose value does not exist without rows."""

@@ -63,6 +63,7 @@ def test_all_counts_have_64_bits_under_x64():
     check_widths([*CLASSES, *NUMBERS, *VALUES, "norm"])
 
 
+@pytest.mark.slow
 def test_counts_have_64_bits_under_x64_and_the_same_values():
     check_widths(["accuracy", "f1", "auc"])
 

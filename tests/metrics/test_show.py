@@ -85,6 +85,39 @@ def test_to_show_nothing_is_refused(n):
         validate(ShowImages(images="preds", low=1.0))
 
 
+@pytest.mark.parametrize(("columns", "rows", "across"), [(2, 2, 2), (3, 1, 3), (8, 1, 3)])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_columns_lay_images_out_as_one(columns, rows, across, scale):
+    values = jnp.arange(4 * 2 * 3, dtype=jnp.uint8).reshape(4, 2, 3)
+    metric = ShowImages(images="preds", n=4, columns=columns, scale=scale)
+    (grid,) = metric.from_values(values, jnp.array([True, True, False, True])).finalize().compute().pixels
+    assert grid.shape == (rows * (2 + 1) * scale - scale, across * (3 + 1) * scale - scale, 1)
+    grid = np.pad(grid, ((0, scale), (0, scale), (0, 0)), constant_values=128)
+    small = grid[::scale, ::scale, 0]
+    np.testing.assert_array_equal(grid[..., 0], small.repeat(scale, 0).repeat(scale, 1))
+    cells = small.reshape(rows, 3, across, 4).swapaxes(1, 2).reshape(-1, 3, 4)
+    np.testing.assert_array_equal(cells[:3, :2, :3], values[jnp.array([0, 1, 3])])
+    empty = cells[:, :2, :3][3:]
+    assert (cells[:, 2] == 128).all()
+    assert (cells[:, :, 3] == 128).all()
+    assert (empty == 128).all()
+
+
+def test_a_grid_of_nothing_and_of_colours_with_opacity():
+    metric = ShowImages(images="preds", n=2, columns=2, scale=3)
+    none = metric.from_values(jnp.zeros((2, 2, 2, 4)), jnp.zeros(2, bool)).finalize().compute()
+    assert none.pixels.shape == (0, 6, 6, 4)
+    (grid,) = metric.from_values(jnp.zeros((2, 2, 2, 4)), jnp.ones(2, bool)).finalize().compute().pixels
+    assert grid[0, 6].tolist() == [128, 128, 128, 255]
+    assert grid[0, 0].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("field", ["columns", "scale"])
+def test_no_columns_and_no_scale_are_refused(field):
+    with pytest.raises(ConfigError, match=f"ShowImages.{field}: too small"):
+        validate(ShowImages(images="preds", **{field: 0}))
+
+
 def test_low_and_high_may_be_traced():
     image, mask = jnp.linspace(0, 2, 2 * 2 * 3).reshape(2, 2, 3), jnp.ones(2, bool)
     shown = jax.jit(lambda metric: metric.from_values(image, mask))(ShowImages(images="preds", n=2, high=2.0))

@@ -136,6 +136,7 @@ def test_states_pass_through_jit_scan_and_vmap():
     equal(batch.reduce(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [0, 1, 5])
 def test_scan_and_reduce_are_merges_in_order(batches):
     random = np.random.default_rng(batches)

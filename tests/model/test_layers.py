@@ -83,6 +83,7 @@ def conv(channels: int, dropout: float, slope: float, *, key: jax.Array) -> eqx.
     )
 
 
+@pytest.mark.slow
 def test_convolutions_from_a_function_that_makes_the_model():
     before, _ = trained(L(conv)(channels=4, dropout=0.25, slope=0.1), "image")
     names = dict(zip(named_leaves(before.model), before.trainable, strict=True))
@@ -111,6 +112,7 @@ class Attention(eqx.Module):
         return jax.vmap(self.rms)(x).sum(0)
 
 
+@pytest.mark.slow
 def test_attention_with_rotary_embedding_and_norms():
     before, result = trained(L(Attention)(dropout=0.1, theta=100.0, eps=1e-3), "sequence")
     assert [type(v) for v in (result.model.rope.theta, result.model.norm.eps)] == [float, float]
@@ -132,6 +134,7 @@ class Recurrent(eqx.Module):
         return self.output(last)
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_in_a_scan():
     trained(L(Recurrent)(width=5), "sequence")
 
@@ -149,6 +152,7 @@ class Ensemble(eqx.Module):
         return self.weight * outputs.sum(0)
 
 
+@pytest.mark.slow
 def test_an_ensemble_by_filter_vmap():
     before, _ = trained(L(Ensemble)(count=3, weight=0.5))
     assert before.model.members.layers[0].weight.shape == (3, 8, 4)

@@ -120,6 +120,7 @@ def test_plain_form(name):
     assert public_name(type(schedule)) == f"equikd.optim:{type(schedule).__name__}"
 
 
+@pytest.mark.slow
 def test_float64_under_x64():
     counts = (0, 7, 33, 60)
     with jax.enable_x64(True):

@@ -118,6 +118,7 @@ def test_a_loss_that_couples_the_rows_that_count_and_says_so():
     check_loss(Coupled(), axes=b_axis, examples=3)
 
 
+@pytest.mark.slow
 def test_floats_and_ints_in_turn():
     """Programs are compiled for the arrays by which gradients are taken, floats alone."""
 

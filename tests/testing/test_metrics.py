@@ -250,6 +250,7 @@ class AveragesDevices(OfRows):
         return Average(TwoFloat.of(means.mean() * mask.sum()), mask.sum(dtype=jnp.int32))
 
 
+@pytest.mark.slow
 def test_a_mean_of_the_means_of_devices_is_found(monkeypatch):
     with pytest.raises(AssertionError, match="automatic sharding over several devices gives another value") as caught:
         check_metric(AveragesDevices(), axes=b_axis, examples=3)

@@ -29,6 +29,7 @@ SHIPPED.remove(ek.losses.ParameterL2)  # it takes any tree, so it has no shape r
 AXES = {ek.metrics.SSIM: {"h": st.integers(11, 13), "w": st.integers(11, 13)}}  # a window has to fit in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", SHIPPED)
 def test_every_loss_and_metric_as_a_class(cls):
     check_shapes(cls, axes=AXES.get(cls))

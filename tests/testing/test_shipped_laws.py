@@ -60,11 +60,13 @@ def test_every_loss(name):
     check_loss(target, examples=2, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Mean", "Accuracy", "Min"])
 def test_some_metrics(name):
     check_metric(METRICS[name], examples=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SquaredError", "Contrastive"])
 def test_some_losses(name):
     target, options = PREPARED.get(name, (LOSSES[name], {}))

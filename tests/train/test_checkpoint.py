@@ -220,7 +220,7 @@ def fail(*args: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["_write", "write_atomically"])
+@pytest.mark.parametrize("place", ["write_stored", "write_atomically"])
 @pytest.mark.parametrize("surface", ["save", "wait", "close", "restore"])
 def test_an_error_in_the_background_surfaces_once(tmp_path, monkeypatch, place, surface):
     store = CheckpointStore(tmp_path, keep=1)
@@ -262,7 +262,7 @@ def test_an_older_step_that_cannot_be_removed_is_said(tmp_path, monkeypatch):
 
 def test_the_failure_of_orbax_itself_is_raised_and_not_logged(store, monkeypatch, capfd, caplog):
     bad = {"x": np.ones(3, ml_dtypes.uint4)}
-    monkeypatch.setattr(_checkpoint, "_storable", lambda host, keys: (bad, {}))
+    monkeypatch.setattr(_checkpoint, "storable", lambda host, keys: (bad, {}))
     store.save(1, {"x": np.ones(3)}, {})
     with pytest.raises(CheckpointError, match="Unsupported data type"):
         store.wait()
@@ -273,8 +273,8 @@ def test_the_failure_of_orbax_itself_is_raised_and_not_logged(store, monkeypatch
 
 def test_the_newest_save_waits_for_the_one_before(tmp_path, monkeypatch):
     with CheckpointStore(tmp_path, keep=3) as store:
-        go, write = threading.Event(), _checkpoint._write
-        monkeypatch.setattr(_checkpoint, "_write", lambda *args: (go.wait(10), write(*args)))
+        go, write = threading.Event(), _checkpoint.write_stored
+        monkeypatch.setattr(_checkpoint, "write_stored", lambda *args: (go.wait(10), write(*args)))
         begin = time.perf_counter()
         store.save(1, {"s": state(1)}, {})
         assert time.perf_counter() - begin < 5  # it did not wait for the disk

@@ -76,6 +76,8 @@ OUTSIDE: dict[str, dict[str, Any]] = {
     "other data": {"train_data": ek.data.InMemory(arrays(64, seed=2), batch_size=16)},
     "ragged end": {"train_data.drop_remainder": False},
     "other eval data": {"evals.test.data": ek.data.InMemory(arrays(30, seed=2), batch_size=20)},
+    "a limit": {"stop_after": ek.train.StopAfter(steps=100)},
+    "early stopping": {"early_stop": ek.train.EarlyStop("train/loss", patience=100)},
     "shared, unused": {"shared.unused": 2.0},
     "shared, more": {"shared": {"unused": 1.0, "also": 2.0}},
 }
@@ -99,7 +101,8 @@ def test_what_is_outside_the_step_traces_and_compiles_nothing(change: str, compi
 def test_every_field_outside_the_step_is_among_these() -> None:
     inside = {field.name for field in dataclasses.fields(base().in_step)}
     fields = {field.name for field in dataclasses.fields(ek.Trainer)} - inside
-    assert fields == {path.partition(".")[0] for change in OUTSIDE.values() for path in change} | {"evals"}
+    elsewhere = {"evals", "init_from"}  # see test_init_from.py
+    assert fields == {path.partition(".")[0] for change in OUTSIDE.values() for path in change} | elsewhere
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -214,6 +217,7 @@ def test_a_float_that_a_module_declares_static_recompiles_once(kind: str, compil
     assert compilations.names == ["jit(flat_step)"]
 
 
+@pytest.mark.slow
 def test_equal_static_values_of_another_type_are_another_program(compilations: Any) -> None:
     """1 is not True, and -0.0 not 0.0."""
 
@@ -278,7 +282,7 @@ def test_one_compilation_of_the_step_and_one_of_the_eval_in_300_steps(
 
 
 def test_the_device_is_read_once_an_interval_and_once_an_eval(monkeypatch: Any) -> None:
-    from equikd.train import _loop
+    from equikd.train import _output
 
     reads = []
 
@@ -286,8 +290,8 @@ def test_the_device_is_read_once_an_interval_and_once_an_eval(monkeypatch: Any) 
         reads.append(aux)
         return original(aux)
 
-    original = _loop.read
-    monkeypatch.setattr(_loop, "read", read)
+    original = _output.read
+    monkeypatch.setattr(_output, "read", read)
     quick(num_steps=20, log_every=4).train()
     assert len(reads) == 5
     reads.clear()
@@ -296,10 +300,10 @@ def test_the_device_is_read_once_an_interval_and_once_an_eval(monkeypatch: Any) 
 
 
 def test_the_device_is_read_one_interval_late(monkeypatch: Any) -> None:
-    from equikd.train import _loop
+    from equikd.train import _output
 
     steps, reads = [0], []
-    original, step = _loop.read, ek.train.Stepper.step
+    original, step = _output.read, ek.train.Stepper.step
 
     def read(aux: Any) -> Any:
         reads.append(steps[0])
@@ -309,7 +313,7 @@ def test_the_device_is_read_one_interval_late(monkeypatch: Any) -> None:
         steps[0] += 1
         step(self, batch)
 
-    monkeypatch.setattr(_loop, "read", read)
+    monkeypatch.setattr(_output, "read", read)
     monkeypatch.setattr(ek.train.Stepper, "step", counted)
     quick(num_steps=20, log_every=5).train()
     assert reads == [10, 15, 20, 20]

@@ -10,7 +10,9 @@ import optax
 import pytest
 
 import equikd as ek
-from equikd.errors import EquikdError
+from equikd.errors import ConfigError, EquikdError, WiringError
+from equikd.train._custom import check_updatable
+from equikd.wiring import Context
 from tests.train._small import BatchNormed, Dropping, arrays, assert_same, differs, evaluated, leaves, quick, small
 
 
@@ -239,3 +241,203 @@ def test_the_pieces_work_with_gradients_of_ones_own():
         lambda old, new: np.allclose(old - 0.1, new, atol=1e-6), before.params(), result.state.params()
     )
     assert all(jax.tree.leaves(moved))
+
+
+# Gradients of some of the losses, and of any scalar.
+
+
+TWO = {
+    "ce": ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.label"),
+    "size": ek.losses.ParameterL2("params.**.weight", weight=0.1),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_gradients_of_the_losses_add_up(accumulate: int) -> None:
+    trainer = quick(losses=TWO, accumulate=accumulate)
+    state, data = trainer.init(), arrays(16)
+
+    @eqx.filter_jit
+    def contexts(state: Any, data: Any) -> Any:
+        every = [ek.train.loss_and_gradients(trainer.in_step, state, data, only) for only in (None, "ce", ("size",))]
+        return [(one.grads, one.totals.compute(), {n: s.compute() for n, s in one.losses.items()}) for one in every]
+
+    (whole, *report), (of_data, *same), (of_size, *_) = contexts(state, data)
+    assert jax.tree.structure(of_data) == jax.tree.structure(whole)
+    for both, one, other in zip(*map(leaves, (whole, of_data, of_size)), strict=True):
+        np.testing.assert_allclose(both, one + other, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(of_size.first.weight, 0.2 * state.model.first.weight, rtol=1e-6)
+    assert differs(whole, of_data)
+    assert_same(report, same)  # all losses are reported, whichever are differentiated
+
+
+def test_the_gradient_of_any_scalar_of_the_model() -> None:
+    """With the penalty written by hand, the gradient is that of the same penalty among the losses."""
+    own, default = quick(), quick(losses=TWO)
+    state, data = own.init(), arrays(16)
+
+    @eqx.filter_jit
+    def contexts(state: Any, data: Any) -> Any:
+        def loss(model: Any) -> Any:
+            context = ek.train.forward(own.in_step, state, data, model=model)
+            total, context = ek.train.losses_of(own.in_step, context)
+            return total + 0.1 * sum(jnp.sum(layer.weight**2) for layer in (model.first, model.last)), context
+
+        ours = ek.train.gradients(own.in_step, state, loss)
+        theirs = ek.train.loss_and_gradients(default.in_step, state, data)
+        return [(one.grads, one.params, one.preds, one.batch, one.key) for one in (ours, theirs)]
+
+    (ours, *rest), (theirs, *others) = contexts(state, data)
+    for one, other in zip(leaves(ours), leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert_same(rest, others)
+
+
+@pytest.mark.slow
+def test_running_statistics_and_frozen_parts_go_through_gradients() -> None:
+    def own(config: Any, state: Any, batch: Any) -> Any:
+        forward = lambda model: ek.train.forward(config, state, batch, model=model)
+        context = ek.train.gradients(config, state, lambda model: ek.train.losses_of(config, forward(model)))
+        state, context = ek.train.apply_updates(config, state, context)
+        return state, ek.train.collect(config, context)
+
+    fields: dict[str, Any] = {"trainable": "first.**", "num_steps": 3, "evals": evaluated(None)}
+    ours = quick(ek.lazy(BatchNormed)(), step=own, **fields).train()
+    default = quick(ek.lazy(BatchNormed)(), **fields).train()
+    assert_same(ours.state, default.state)
+    assert ours.metrics == default.metrics
+
+
+# What people get wrong.
+
+
+def composed(config: Any, state: Any, batch: Any) -> Any:
+    context = ek.train.loss_and_gradients(config, state, batch)
+    state, context = ek.train.apply_updates(config, state, context)
+    return state, context
+
+
+def returning(make: Any) -> Any:
+    def my_step(config: Any, state: Any, batch: Any) -> Any:
+        new, context = composed(config, state, batch)
+        return make(state, new, context, ek.train.collect(config, context))
+
+    return my_step
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("returns_nothing", returning(lambda *_: None)),
+        ("returns_the_state_alone", returning(lambda old, new, context, aux: new)),
+        ("returns_the_model", returning(lambda old, new, context, aux: (new.model, aux))),
+        ("returns_the_context", returning(lambda old, new, context, aux: (new, context))),
+        ("returns_plain_numbers", returning(lambda old, new, context, aux: (new, {"loss": aux.loss}))),
+        (
+            "reports_no_states",
+            returning(lambda old, new, context, aux: (new, ek.train.Aux(metrics={"loss": aux.loss, "a": Count("x")}))),
+        ),
+        (
+            "forgets_the_step",
+            returning(lambda old, new, context, aux: (eqx.tree_at(lambda s: s.step, new, old.step), aux)),
+        ),
+    ],
+)
+def test_what_a_step_returns_is_told_when_it_is_wrong(name: str, step: Any, snapshot: Any) -> None:
+    with pytest.raises(EquikdError) as error:
+        quick(step=step).init()
+    snapshot(name, str(error.value))
+
+
+def without_config(state: Any, batch: Any) -> Any: ...
+
+
+def test_a_step_of_other_arguments(snapshot: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        quick(step=without_config).init()
+    snapshot("other_arguments", str(error.value))
+    with pytest.raises(ConfigError) as error:
+        quick(step=ek.lazy(dict)(rate=0.1)).init()  # a node of what makes no step
+    snapshot("no_function", str(error.value))
+
+
+def test_updates_need_gradients_of_the_parameters(snapshot: Any) -> None:
+    def with_grads(change: Any) -> Any:
+        def step(config: Any, state: Any, batch: Any) -> Any:
+            context = ek.train.loss_and_gradients(config, state, batch)
+            state, context = ek.train.apply_updates(config, state, change(context))
+            return state, ek.train.collect(config, context)
+
+        return step
+
+    def no_gradients(config: Any, state: Any, batch: Any) -> Any:
+        return ek.train.apply_updates(config, state, ek.train.forward(config, state, batch))
+
+    other = with_grads(lambda context: context.replace(grads=context.grads.first))
+    shape = lambda grads: eqx.tree_at(lambda g: g.first.weight, grads, grads.first.weight.T)
+    steps = {
+        "no_gradients": no_gradients,
+        "gradients_of_a_part": other,
+        "gradients_of_another_shape": with_grads(lambda context: context.replace(grads=shape(context.grads))),
+    }
+    for name, step in steps.items():
+        with pytest.raises(WiringError) as error:
+            quick(step=step).init()
+        snapshot(name, str(error.value))
+
+
+def test_losses_that_are_not_there(snapshot: Any) -> None:
+    def step(config: Any, state: Any, batch: Any) -> Any:
+        return ek.train.loss_and_gradients(config, state, batch, only=("ce", "siz"))
+
+    for accumulate in (1, 4):
+        with pytest.raises(WiringError) as error:
+            quick(step=step, losses=TWO, accumulate=accumulate).init()
+        snapshot("only", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [("loss_alone", lambda total, context: total), ("loss_of_rows", lambda total, context: (context.preds, context))],
+)
+def test_a_loss_that_is_no_scalar_and_context(name: str, out: Any, snapshot: Any) -> None:
+    def step(config: Any, state: Any, batch: Any) -> Any:
+        def loss(model: Any) -> Any:
+            context = ek.train.forward(config, state, batch, model=model)
+            return out(*ek.train.losses_of(config, context))
+
+        return ek.train.gradients(config, state, loss)
+
+    with pytest.raises(WiringError) as error:
+        quick(step=step).init()
+    snapshot(name, str(error.value))
+
+
+def test_key_paths_that_lead_nowhere_are_told_with_their_place(snapshot: Any) -> None:
+    """The check of the default step cannot know what this one computes; its own trace does."""
+
+    def my_step(config: Any, state: Any, batch: Any) -> Any:
+        state, context = composed(config, state, batch)
+        return state, ek.train.collect(config, context)
+
+    accuracy = ek.metrics.Accuracy(preds="preds", labels="batch.labels")
+    wrapped = ek.metrics.TreeMap(ek.metrics.Mean("extra.cout", mask=None))
+    cross_entropy = ek.losses.SoftmaxCrossEntropy(logits="pred", labels="batch.label")
+    wrong: dict[str, dict[str, Any]] = {
+        "metric_of_a_step": {"metrics": {"right": accuracy}},
+        "wrapped_metric_of_a_step": {"metrics": {"wrapped": wrapped}, "init_extra": {"count": 0}},
+        "loss_of_a_step": {"losses": {"ce": cross_entropy}},
+    }
+    for name, fields in wrong.items():
+        with pytest.raises(WiringError) as error:
+            quick(step=my_step, **fields).init()
+        snapshot(name, str(error.value))
+
+
+def test_paths_of_gradients_are_spelt_as_paths():
+    """Those of a model that is a list begin with an index."""
+    params, grads = [jnp.zeros(2), {"a b": jnp.zeros(2)}], [jnp.zeros(3), {"a b": jnp.zeros(2), "c": jnp.zeros(2)}]
+    with pytest.raises(WiringError) as error:
+        check_updatable(Context(model=params, params=params, grads=grads))
+    assert "grads[0] is float32[3]" in str(error.value)
+    assert "grads[1].c is no parameter" in str(error.value)

@@ -180,6 +180,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
     assert (files(tmp_path), path.read_bytes()) == (["a.json"], b"old")
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_file(tmp_path):
     path, size = tmp_path / "a.bin", 2_000_000
     write_atomically(path, b"a" * size)

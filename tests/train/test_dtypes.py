@@ -33,6 +33,13 @@ OPTIMIZERS = {
     "momentum": ek.lazy(optax.sgd)(learning_rate=1e-2, momentum=0.9),
     "schedule": ek.lazy(optax.adamw)(ek.optim.WarmupCosine(0.0, 1e-2, warmup_steps=2, decay_steps=12)),
     "chain": ek.lazy(optax.chain)(ek.lazy(optax.clip_by_global_norm)(1.0), ek.lazy(optax.nadamw)(1e-2)),
+    "groups, scales and averages": ek.optim.Ema(
+        {
+            "inner.first.**": ek.optim.ScaleRates(ek.lazy(optax.adam)(1e-2), {"**.bias": 0.5}),
+            "**": ek.optim.Lookahead(ek.lazy(optax.adamw)(1e-2, mask=ek.optim.decay(except_="**.bias")), every=2),
+        },
+        warmup=True,
+    ),
     "moments in bf16": ek.lazy(optax.adam)(learning_rate=1e-2, mu_dtype="bfloat16"),
 }
 
@@ -173,6 +180,7 @@ def test_data_in_float64_and_int64_is_trained_on_in_float32(compilations: Any) -
     assert one.metrics == other.metrics
 
 
+@pytest.mark.slow
 def test_under_x64_all_is_float64() -> None:
     with jax.enable_x64(True):
         trainer = quick(num_steps=3)

@@ -19,6 +19,7 @@ def error(weight: Any = 1.0) -> Any:
     return ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.label", weight=weight)
 
 
+@pytest.mark.slow
 def test_num_steps_in_a_schedule_recompiles_nothing(compilations: Any) -> None:
     def make(num_steps: int) -> ek.Trainer:
         rate = ek.optim.WarmupCosine(0.0, 0.1, warmup_steps=2, decay_steps=ek.ref("num_steps"))
@@ -79,6 +80,7 @@ def test_a_reference_inside_the_step_is_one_leaf_with_two_readers(compilations: 
     assert after.metrics == quick(losses={"a": error(2.0), "b": error(2.0)}).train().metrics
 
 
+@pytest.mark.slow
 def test_a_gradient_reaches_a_referred_float_from_both_its_readers() -> None:
     losses = {"a": error(ek.ref("shared.weight")), "b": error(ek.ref("shared.weight"))}
     trainer = quick(losses=losses, shared={"weight": 0.5})
@@ -89,6 +91,7 @@ def test_a_gradient_reaches_a_referred_float_from_both_its_readers() -> None:
     np.testing.assert_allclose(grad, 2 * _loss(state.model, batch.data), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_reference_to_a_reference_names_the_same_leaf() -> None:
     losses = {
         "a": error(ek.ref("shared.alias")),
@@ -104,6 +107,7 @@ def test_a_reference_to_a_reference_names_the_same_leaf() -> None:
     assert metrics == plain
 
 
+@pytest.mark.slow
 def test_a_reference_to_a_node_and_to_a_config(compilations: Any) -> None:
     def make(peak: float, steps: int) -> ek.Trainer:
         schedule = ek.optim.Linear(peak, 0.0, transition_steps=ek.ref("num_steps"))
@@ -129,6 +133,7 @@ def test_a_reference_to_a_node_and_to_a_config(compilations: Any) -> None:
     assert_same(after.state, plain.state)
 
 
+@pytest.mark.slow
 def test_a_referred_int_of_a_module_is_static(compilations: Any) -> None:
     def make(width: int) -> ek.Trainer:
         return quick(
@@ -152,6 +157,7 @@ class Weighed(Counted):
         return self.last(jnp.tanh(self.first(x))) * self.scale
 
 
+@pytest.mark.slow
 def test_a_model_may_read_what_stands_elsewhere(compilations: Any) -> None:
     """Its hyperparameters follow, from outside the step and from within."""
     outside = quick(ek.lazy(Weighed)(ek.ref("shared.scale")), shared={"scale": 0.5})
@@ -196,6 +202,7 @@ def test_a_reference_that_leads_nowhere_or_back_is_an_error() -> None:
             trainer.init()
 
 
+@pytest.mark.slow
 def test_trace_leaves_out_all_other_floats(compilations: Any) -> None:
     narrow = quick(ek.lazy(Dropping)(rate=0.25), trace=("optimizer.*", "losses.**"))
     assert "model.rate" not in named_leaves(narrow.in_step)
@@ -226,6 +233,7 @@ class Power(ek.metrics.Metric):
         return ek.metrics.Average.of(self.factor * x**2)
 
 
+@pytest.mark.slow
 def test_a_pattern_of_trace_may_match_only_what_an_eval_does_not_have() -> None:
     metrics = {"gradient": Power(x="grads.first.weight", mask=None)}
     trainer = quick(metrics=metrics, evals=evaluated(), trace=("metrics.gradient.factor",))
@@ -264,6 +272,7 @@ def test_patterns_of_trace_without_a_match_are_one_report(snapshot: Any) -> None
     snapshot("trace_without_match", str(error.value))
 
 
+@pytest.mark.slow
 def test_a_reference_into_what_another_leads_to_is_the_same_leaf(compilations: Any) -> None:
     def make(first: str, second: str, peak: float = 0.5) -> ek.Trainer:
         fall = ek.optim.Linear(peak, 0.0, transition_steps=12)

@@ -324,6 +324,7 @@ def test_arrays_of_a_live_model_stay_the_callers():
     assert arrays()["x"].shape[1] == FEATURES
 
 
+@pytest.mark.slow
 def test_the_first_state_maps_over_seeds():
     trainer = small()
     states = jax.vmap(lambda seed: initial_state(trainer.in_step, seed).params())(jnp.arange(3, dtype=jnp.uint32))

@@ -80,6 +80,7 @@ def test_the_digits_example_has_these_float_leaves() -> None:
     assert set(named_leaves(digits().in_step)) == set(DIGITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [None, *DIGITS])
 def test_digits_any_float_leaf_changes_the_result_and_compiles_nothing(path: str | None, compilations: Any) -> None:
     before = trained(digits()).metrics
@@ -98,6 +99,7 @@ def test_digits_any_float_leaf_changes_the_result_and_compiles_nothing(path: str
     np.testing.assert_allclose(metrics["test/loss"], oracle.test_loss, rtol=CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning_rate", [3e-3, 1e-3])
 def test_to_the_bit_where_only_the_learning_rate_is_traced(learning_rate: float, compilations: Any) -> None:
     narrow = ek.override(digits(), {"trace": ("optimizer.learning_rate",)})
@@ -202,6 +204,7 @@ def test_the_second_experiment_has_these_leaves() -> None:
     assert set(named_leaves(scheduled().in_step)) == {*SCHEDULED, *read_num_steps}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [None, *SCHEDULED, "num_steps"])
 def test_any_leaf_of_a_schedule_or_chain_changes_the_result_and_compiles_nothing(
     path: str | None, compilations: Any

@@ -22,36 +22,10 @@ import equikd as ek
 from equikd.config import from_json
 from equikd.errors import CheckpointError, ConfigError, DataError, EquikdError
 from equikd.train._checkpoint import CheckpointStore
-from equikd.tree import named_leaves
 from tests.train._experiment import Args, Net, Stop, get_config, load
+from tests.train._runs import assert_same, rows
 
 ROOT = Path(__file__).parents[2]
-
-
-def rows(workdir: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl without `seconds`."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-
-
-def leaves(tree: Any) -> dict[str, np.ndarray]:
-    """Arrays of a pytree by path, PRNG keys as their integers."""
-    arrays = named_leaves(eqx.filter(tree, eqx.is_array))
-    raw = {
-        k: jax.random.key_data(v) if jax.dtypes.issubdtype(v.dtype, jax.dtypes.prng_key) else v
-        for k, v in arrays.items()
-    }
-    return {path: np.asarray(value) for path, value in raw.items()}
-
-
-def assert_same(first: Any, second: Any) -> None:
-    """Two pytrees hold the same bits."""
-    one, other = leaves(first), leaves(second)
-    assert list(one) == list(other)
-    assert one
-    for path in one:
-        assert one[path].dtype == other[path].dtype, path
-        assert one[path].tobytes() == other[path].tobytes(), path
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -115,10 +89,10 @@ def whole(tmp_path_factory):
     ("stops", "log_every", "save_every", "eval_every"),
     [
         ((137,), 50, 50, 70),  # intervals end at checkpoints
-        ((137, 151), 30, 50, 70),  # stopped twice
-        ((49,), 30, 50, 20),  # before the first checkpoint
-        ((51, 99, 100, 101), 7, 50, 33),
-        ((199,), 1000, 45, 1000),  # one interval over all
+        pytest.param((137, 151), 30, 50, 70, marks=pytest.mark.slow),  # stopped twice
+        pytest.param((49,), 30, 50, 20, marks=pytest.mark.slow),  # before the first checkpoint
+        pytest.param((51, 99, 100, 101), 7, 50, 33, marks=pytest.mark.slow),
+        pytest.param((199,), 1000, 45, 1000, marks=pytest.mark.slow),  # one interval over all
         ((60,), 1, 20, 20),
     ],
 )

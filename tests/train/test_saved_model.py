@@ -238,6 +238,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch, place, befor
     save_model(tmp_path / "m", jnp.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_save_killed_anywhere_leaves_the_older_model(tmp_path):
     save_model(tmp_path / "m", jnp.ones(3))
     script = """if 1:

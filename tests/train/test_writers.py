@@ -173,6 +173,7 @@ with Writers.open([JsonLines()], Run(Path(sys.argv[1]), "{}", num_steps=10, star
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tear", [0, 1, 30, -2, -1])
 def test_a_kill_tears_at_most_the_last_line(tmp_path, tear):
     """Killed by -9: at 0 from outside at any moment, else in the middle of the third line, after so many bytes."""

@@ -109,6 +109,7 @@ def test_same_verdict_on_flat_arguments(data):
     COUNTS[expected] += 1
 
 
+@pytest.mark.slow
 def test_both_verdicts_occurred():
     """Runs after the property, in the order of the file: neither verdict is rare."""
     if sum(COUNTS.values()) < 100:
