@@ -70,7 +70,8 @@ def refuse_bad(config: Any, state: TrainState) -> None:
 def check_finite(trainer: Any, state: TrainState) -> None:
     """Raise where the guard has stopped training, or a parameter is not finite: for loops of one's own.
 
-    `ek.train.step` changes nothing at a bad step and from then on, and says nothing, since that would read the device.
+    At a bad step `ek.train.step` changes no parameter, and none from then on; it says nothing, since that would read
+    the device.
 
     Args:
         trainer: a `Trainer`, or its `in_step`.

@@ -2,9 +2,9 @@
 
 It is the half that is traced. `apply_updates` looks at the losses and gradients, which costs one pass over these, and
 notes in the guard's leaf of the train state what was not finite first. When the step is done, `guarded` takes each new
-leaf of the state only where nothing was noted. The leaf also says at which step training has failed; from then on the
-state stays as it is. The loop reads the leaf with the results of an interval, so it costs no read of its own: see
-`_failure.py`.
+leaf of the state only where nothing was noted (but for the optimizer's, see there). The leaf also says at which step
+training has failed; from then on no step changes anything. The loop reads the leaf with the results of an interval, so
+it costs no read of its own: see `_failure.py`.
 
     guard=ek.train.StopOnNonFinite()                # the default
     guard=ek.train.SkipNonFinite(max_consecutive=10)
@@ -31,7 +31,10 @@ from equikd.wiring import Context
 
 @config
 class StopOnNonFinite:
-    """Training stops at the first step whose losses or gradients are not finite, with the state before it."""
+    """Training stops at the first step whose losses or gradients are not finite.
+
+    The `NonFiniteError` holds the state before that step, without the optimizer's.
+    """
 
 
 @config
@@ -56,10 +59,10 @@ class SkipNonFinite:
 class RollBack:
     """Training goes back to the last checkpoint, and on from there with smaller updates.
 
-    What the optimizer gives is multiplied, which is a smaller learning rate for each optimizer that scales by one. The
-    factor is part of the state, so a resume keeps it. Where training fails again without having got further, it goes
-    back one checkpoint more; without a checkpoint it starts again from the first state. Rows of what is left are
-    dropped, as at a resume, and the result's history begins anew.
+    What the optimizer gives is multiplied, which is a smaller learning rate for each optimizer that scales by one;
+    averages and `Lookahead` see the smaller updates. The factor is part of the state, so a resume keeps it. Where
+    training fails again without having got further, it goes back one checkpoint more; without a checkpoint it starts
+    again from the first state. Rows of what is left are dropped, as at a resume, and the result's history begins anew.
     """
 
     factor: float = 0.5

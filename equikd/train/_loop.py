@@ -1,9 +1,9 @@
 """The loop: feed, step, log, evaluate, save; to be read from top to bottom.
 
-The device is read in one place, `Output.write` (`_output.py`), and one interval late: when an interval ends its
-accumulators are set aside, and read when the next one ends, by which time they have long been computed, so the loop
-never waits for a step it has just dispatched. Before an eval or a checkpoint, and at the end, what was set aside is
-written at once.
+Results are read from the device in one place, `Output.write` (`_output.py`), and one interval late: when an interval
+ends its accumulators are set aside, and read when the next one ends, by which time they have long been computed, so the
+loop never waits for a step it has just dispatched. Before an eval or a checkpoint, and at the end, what was set aside
+is written at once, and parameters that are not finite are refused.
 
 A signal may break in while data is fetched or an eval runs; else it waits until the step is done. Then the state is
 saved; a resume first runs those evals that have no row at this step.

@@ -1,7 +1,7 @@
 """What the loop hands out: results to the writers, and states to the checkpoints.
 
-The device is read in one place, `read`. A `Pending` holds results that are still on the device, so that the loop can go
-on before they are computed.
+Results are read from the device in one place, `read`. A `Pending` holds those that are still there, so that the loop
+can go on before they are computed. A state that is saved is read as a whole.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Pending(NamedTuple):
 
 
 def read(pending: Pending) -> tuple[Results, Counts | None]:
-    """Named results of merged states, and what the guard knew: the only place where the loop reads the device."""
+    """Named results of merged states, and what the guard knew: the only place where they are read from the device."""
     counts = None if pending.guard is None else Counts.on_host(pending.guard)
     leaves, structure = jax.tree.flatten(pending.aux)  # a third of what `jax.device_get` takes for a few scalars
     host = structure.unflatten([np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves])

@@ -5,6 +5,7 @@ left, as if the process had been started again, with smaller updates.
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,8 +91,9 @@ class Session:
                 changed = changes(directory.config_text(), self.trainer, text)
             found = restored(directory, store, self.setup, changed, store.latest())
             tell_start = lambda start: self._tell(directory, start, changed)
+            attempt = functools.partial(self._attempt, directory, store, text)
             try:
-                return self._attempts(directory, store, text, found, tell_start)
+                return self._attempts(attempt, functools.partial(self._back, directory, store), found, tell_start)
             except NonFiniteError as error:
                 newest = store.latest()
                 where = f"{directory.path}, {'no checkpoint yet' if newest is None else f'newest checkpoint {newest}'}"
@@ -103,9 +105,8 @@ class Session:
 
     def _attempts(
         self,
-        directory: RunDirectory,
-        store: CheckpointStore,
-        text: str,
+        attempt: Callable[..., Result],
+        go_back: Callable[..., Restored],
         found: Restored | None,
         tell_start: Callable[[int], None],
     ) -> Result:
@@ -114,11 +115,11 @@ class Session:
         most = self._guard.max_returns if isinstance(self._guard, RollBack) else 0
         for left in reversed(range(most + 1)):
             try:
-                return self._attempt(directory, store, text, found, tell_start)
+                return attempt(found, tell_start)
             except NonFiniteError as error:
                 if not left:
                     raise error.again(most) if most else error from None
-                found, tell_start = self._back(directory, store, error, returned), lambda start: None
+                found, tell_start = go_back(error, returned), lambda start: None
                 returned = found.step, error.step
         raise AssertionError("the last attempt returns or raises")
 

@@ -77,7 +77,11 @@ def forward(config: Any, state: TrainState, batch: Any, *, model: Any = None, in
 
 
 def losses_of(config: Any, context: Context, only: Only = None) -> tuple[jax.Array, Context]:
-    """Total loss (float scalar) of all losses or of those named, and the context with the states of all."""
+    """Total loss (float scalar) of all losses, or of those that `only` names; and the context with the states of all.
+
+    Raises:
+        WiringError: key paths lead nowhere, or `only` names no loss.
+    """
     losses = resolve(config.losses, root=config, path="losses")
     states = {name: state_of(loss, context, "losses", name) for name, loss in losses.items()}
     terms = {name: loss.weight_at(context.step) * states[name].mean() for name, loss in losses.items()}

@@ -171,7 +171,7 @@ def test_a_result_that_comes_once_is_refused(snapshot):
     snapshot("comes_once", str(caught.value))
 
 
-def test_what_was_seen_of_another_kind_counts_nothing(tmp_path):
+def test_what_was_seen_of_another_kind_counts_nothing():
     """The best of the least is no best of the largest; and a run that starts again has seen nothing."""
     ending = Ending(100, early=EarlyStop("test/loss"))
     ending.observe(Record(1, "test", {"loss": 2.0}, 0.0))
@@ -224,7 +224,7 @@ def test_a_session_makes_a_step_however_little_time_it_has(tmp_path):
     assert [int(trainer.train(tmp_path / "run").state.step) for _ in range(3)] == [1, 2, 3]
 
 
-def test_whichever_comes_first(tmp_path):
+def test_whichever_comes_first():
     limits = {"stop_after": StopAfter(steps=50), "early_stop": EarlyStop("test/loss", patience=2, min_delta=1e6)}
     assert int(make(**limits).train().state.step) == 12
     assert int(make(**limits | {"stop_after": StopAfter(steps=9)}).train().state.step) == 9

@@ -13,7 +13,7 @@ import pytest
 
 import equikd as ek
 from equikd.errors import ConfigError, NonFiniteError
-from equikd.train import RollBack, SkipNonFinite, StopOnNonFinite, _output
+from equikd.train import RollBack, SkipNonFinite, StopOnNonFinite, _failure, _output
 from tests.train._runs import assert_same, rows
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -74,6 +74,7 @@ def test_it_stops_with_the_state_before(snapshot):
     good = make(num_steps=6).train().state
     assert_same(caught.value.state.model, good.model)
     assert int(caught.value.state.step) == 6
+    assert caught.value.state.opt_state is None  # which may be spoilt
 
 
 def test_nothing_bad_is_saved_and_nothing_good_goes(tmp_path):
@@ -162,16 +163,23 @@ def test_without_a_guard_nan_spreads(tmp_path):
     assert steps_in(tmp_path / "run") == [12, 16, 20]
 
 
-def test_it_costs_no_read_and_is_in_the_program_once(monkeypatch):
-    read, count = _output.read, [0]
+def test_it_costs_no_read_of_its_own(monkeypatch):
+    counts = {"read": 0, "bad_parameters": 0}
 
-    def counted(pending: Any) -> Any:
-        count[0] += 1
-        return read(pending)
+    def counted(module: Any, name: str) -> None:
+        original = getattr(module, name)
 
-    monkeypatch.setattr(_output, "read", counted)
+        def call(one: Any) -> Any:
+            counts[name] += 1
+            return original(one)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(_output, "read")
+    counted(_failure, "bad_parameters")
     make().train()
-    assert count[0] == 4  # 20 steps, an interval of 5
+    # 20 steps, an interval of 5; parameters are looked at before the first step and after the last.
+    assert counts == {"read": 4, "bad_parameters": 2}
 
 
 def own_update(config: Any, state: Any, batch: Any) -> Any:
@@ -290,7 +298,7 @@ def test_parameters_that_break_under_skipping_are_blamed_on_their_update():
         assert (caught.value.step, caught.value.path) == (1, "params.weight")
 
 
-def test_a_metric_cannot_take_the_name_of_the_count(snapshot):
+def test_a_metric_cannot_take_the_name_of_the_count():
     with pytest.raises(ConfigError, match="skipped_steps"):
         make(metrics={"skipped_steps": ek.metrics.Mean(values="preds")}).train()
 
@@ -307,11 +315,11 @@ def test_a_guard_that_is_off_leaves_the_program_alone():
 
         return jax.jit(run).lower(arrays, batch.data).as_text()
 
-    assert "i32[5]" not in text(make(guard=None)).replace("tensor<5xi32>", "i32[5]")
+    assert "tensor<5xi32>" not in text(make(guard=None))
     assert "tensor<5xi32>" in text(make())
 
 
-def test_accumulation_is_guarded(snapshot):
+def test_accumulation_is_guarded():
     with pytest.raises(NonFiniteError) as caught:
         make((3,), accumulate=2).train()
     assert (caught.value.step, caught.value.path) == (3, "losses.mse")
