@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equikd import errors as errors
     from equikd import evals as evals
     from equikd import inspect as inspect
+    from equikd import intermediates as intermediates
     from equikd import losses as losses
     from equikd import metrics as metrics
     from equikd import model as model
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from equikd.config import ref as ref
     from equikd.config import resolve as resolve
     from equikd.config import with_defaults as with_defaults
+    from equikd.intermediates import capture as capture
     from equikd.train import Trainer as Trainer
     from equikd.train import load_model as load_model
     from equikd.train import save_model as save_model
@@ -52,12 +54,14 @@ _HOMES = {
     "KeyPath": "equikd.wiring",
     "KeyPaths": "equikd.wiring",
     "Trainer": "equikd.train",
+    "capture": "equikd.intermediates",
     "config": "equikd.config",
     "data": "equikd.data",
     "diff": "equikd.config",
     "errors": "equikd.errors",
     "evals": "equikd.evals",
     "inspect": "equikd.inspect",
+    "intermediates": "equikd.intermediates",
     "lazy": "equikd.config",
     "load_model": "equikd.train",
     "losses": "equikd.losses",
@@ -84,12 +88,14 @@ __all__ = [
     "KeyPaths",
     "Trainer",
     "__version__",
+    "capture",
     "config",
     "data",
     "diff",
     "errors",
     "evals",
     "inspect",
+    "intermediates",
     "lazy",
     "load_model",
     "losses",

@@ -57,6 +57,12 @@ class NonFiniteError(EquikdError, ArithmeticError):
         what, _, rest = str(self).partition("\n")
         return NonFiniteError(f"{message(what, where=where)}\n{rest}", step=self.step, path=self.path, state=self.state)
 
+    def saying(self, label: str, text: str) -> "NonFiniteError":
+        """The same error, with one more line below its headline."""
+        what, _, rest = str(self).partition("\n")
+        line = f"  {label + ':':<9} {text}"
+        return NonFiniteError(f"{what}\n{line}\n{rest}", step=self.step, path=self.path, state=self.state)
+
     def again(self, returns: int) -> "NonFiniteError":
         """The same error, whose text also says how often the run went back before."""
         what, _, rest = str(self).partition("\n")

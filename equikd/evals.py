@@ -72,8 +72,8 @@ def eval_context(config: Any, view: "View", batch: Batch) -> Context:
     """The context of an eval: everything but what only a training step computes."""
     model = with_hyperparameters(config, view.model, view.hyperparameter)
     context = Context(step=view.step, batch=batch.data, mask=batch.mask, model=model, extra=view.extra, config=config)
-    preds, _ = predictions(config, model, context, model_state=view.model_state, inference=True)
-    return context.replace(preds=preds)
+    found = predictions(config, model, context, model_state=view.model_state, inference=True)
+    return context.replace(preds=found.preds, interms=found.interms)
 
 
 class View(eqx.Module):

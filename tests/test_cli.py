@@ -172,6 +172,7 @@ def test_the_console_script(tmp_path):
     assert f"'train/loss': {json.loads(last)['metrics']['loss']}" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_file_works_like_a_module(tmp_path):
     (tmp_path / "deep/er").mkdir(parents=True)
     (tmp_path / "deep/er/alone.py").write_text(EXPERIMENT.replace("def load()", "from beside import SEED\ndef load()"))
@@ -586,6 +587,18 @@ def test_paths_are_the_keys_that_connect(run):
     assert {"batch.image", "batch.label", "preds", "mask", "grads.**"} <= {*named}
     wired = run("check", DIGITS, "--cfg.metrics.accuracy.preds=" + "preds", "--cfg.metrics.accuracy.mask=mask")
     assert wired.code == 0
+
+
+def test_paths_list_the_intermediates(run):
+    said = run("paths", DIGITS, "--args.width=16", "--args.batch-size=32")
+    assert re.search(r"^  interms\.hidden\[1\] +f32\[32,16\]$", said.out, re.MULTILINE)
+    assert re.search(r"^  interms\.dropout\[0\] +f32\[32,16\]$", said.out, re.MULTILINE)
+
+
+def test_paths_of_a_step_of_ones_own_that_calls_the_model_otherwise(run):
+    said = run("paths", "equikd.examples.gan")
+    assert said.code == 0
+    assert said.out.endswith("Intermediates\n  unknown: the trainer's own step calls the model in its own way\n")
 
 
 @pytest.mark.parametrize("command", ["check", "paths"])

@@ -124,6 +124,7 @@ def test_the_example_config_is_the_file():
     assert shown.strip() in source
 
 
+@pytest.mark.slow
 def test_the_python_runs_top_to_bottom(tmp_path):
     code = "\n".join(block for block in blocks("python") if "def get_config" not in block)
     code += '\nassert result.metrics["test/accuracy"] > 0.9 and int(state.step) == 2\n'

@@ -68,9 +68,16 @@ def _check(words: list[str]) -> int:
 def _paths(words: list[str]) -> int:
     trainer, _, _ = configured(words, "paths")
 
-    from equikd.inspect import check
+    from equikd.inspect import check, intermediates
 
-    sys.stdout.write(f"{check(trainer).context}\n")
+    context = check(trainer).context
+    try:
+        layers = str(intermediates(trainer))
+    except Exception:  # the model itself is checked by now; but a step of one's own may call it in another way
+        if trainer.step is None:
+            raise
+        layers = "Intermediates\n  unknown: the trainer's own step calls the model in its own way"
+    sys.stdout.write(f"{context}\n\n{layers}\n")
     return 0
 
 

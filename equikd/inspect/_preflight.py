@@ -40,7 +40,7 @@ from equikd.train._stepper import program_for
 from equikd.train._trainer import writers_of
 from equikd.train._weights import Taken
 from equikd.tree import join, named_leaves, parse, walk
-from equikd.wiring import Context
+from equikd.wiring import Context, named
 
 Shape = jax.ShapeDtypeStruct
 
@@ -172,7 +172,7 @@ def _shapes(run: Callable[..., Context], *args: Any, readers: dict[str, tuple[st
             readers.clear()
             for path, texts in zip(paths_now, held.values(), strict=True):
                 readers[path] = (*readers.get(path, ()), *texts)
-        found = {join(at): value for at, value in walk(context) if at and eqx.is_array(value)}
+        found = {path: value for path, value in named(context) if eqx.is_array(value)}
         paths[:] = found
         return list(found.values())
 

@@ -6,9 +6,10 @@ from typing import Any
 import equinox as eqx
 
 from equikd.config import resolve
+from equikd.model._interms import GRADIENTS, is_below
 from equikd.train._setup import Setup
-from equikd.tree import Path, PathError, find, items, join, parse
-from equikd.wiring import Context, key_paths
+from equikd.tree import Path, PathError, find, is_glob, items, join, matches, parse
+from equikd.wiring import Context, key_paths, root_of
 
 
 def readers_of(setup: Setup) -> dict[str, tuple[str, ...]]:
@@ -57,8 +58,18 @@ def _plain(path: str | Path) -> Path:
     return keys[:stop]
 
 
+def _names(key_path: str, path: str) -> bool:
+    """Whether a key path is that of an intermediate, fits it, or leads into its value."""
+    if is_glob(key_path):
+        return matches(key_path, path)
+    rest = key_path.removeprefix(path)
+    return path.startswith(f"{key_path}[") or (rest != key_path and (not rest or rest.startswith("[")))
+
+
 def read_by(path: str, readers: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The config paths whose key path names what stands at `path`, something in it, or something around it."""
+    if root_of(path) == "interms" or is_below(path, GRADIENTS):  # a layer, and one below it, are two values
+        return [text for key_path, texts in readers.items() if _names(key_path, path) for text in texts]
     keys = parse(path)
     found = []
     for key_path, texts in readers.items():

@@ -89,7 +89,7 @@ _AS_IN_TRAINING = ("step", "model", "extra", "config")  # in an eval
 
 
 def _context(paths: Mapping[str, Any], found: "Preflight", title: str, most: int | None) -> list[str]:
-    tops = {path: str(parse(path)[0]) for path in paths}
+    tops = {path: "grads.interms" if path.startswith("grads.interms.") else str(parse(path)[0]) for path in paths}
     folded = _ONE_LINE if paths is found.paths else _AS_IN_TRAINING
     rows: dict[str, tuple[str, ...]] = {}
     for path, shape in paths.items():

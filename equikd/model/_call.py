@@ -6,18 +6,20 @@ arguments are the trainer's unless `inputs` fills them: `key` gets `jax.random.s
 model's `eqx.nn.State`, and `inference` is True in inference mode.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 
 from equikd.config import resolve
 from equikd.errors import WiringError, listing, message, nearest, report
+from equikd.model._interms import Asked, Intermediates, asked_for
 from equikd.tree import join, parse
 from equikd.typing import provenance
-from equikd.wiring import Context, key_paths, lookup, shared_axes
+from equikd.wiring import UNSET, Context, key_paths, lookup, shared_axes
 
 _Parameter = inspect.Parameter
 _STARRED = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
@@ -188,6 +190,39 @@ def call(
         >>> preds.shape
         (5, 2)
     """
+    arguments = {"inputs": inputs, "per_example": per_example, "unmapped": unmapped, "key": key}
+    arguments |= {"model_state": model_state, "inference": inference, "whole": whole}
+    return _called(model, context, asked=None, **arguments)[:2]
+
+
+class Predictions(NamedTuple):
+    """What a model has computed on a batch.
+
+    Attributes:
+        preds: what it returned, batch axis first.
+        model_state: its `eqx.nn.State`, or None.
+        interms: the intermediates that losses and metrics read; `UNSET` where they read none.
+    """
+
+    preds: Any
+    model_state: Any
+    interms: Any = UNSET
+
+
+def _called(
+    model: Any,
+    context: Context,
+    *,
+    inputs: Mapping[str, str],
+    per_example: bool,
+    unmapped: tuple[str, ...],
+    key: jax.Array | None,
+    model_state: Any,
+    inference: bool,
+    whole: Context | None,
+    asked: Any,
+) -> Predictions:
+    """As `call`, with what else is asked for."""
     if inference:
         model = eqx.nn.inference_mode(model)
     parameters, stateful = parameters_of(model), model_state is not None
@@ -208,29 +243,36 @@ def call(
     if _wants(parameters, "key", arguments, key is not None):
         (same if key is None or not per_example else keys)["key"] = key
 
+    def invoked(arguments: dict[str, Any], added: Any) -> tuple[Any, Any]:
+        if asked is None:
+            return _invoke(model, parameters, arguments), {}
+        return asked.run(lambda model, given: _invoke(model, parameters, given), model, arguments, added)
+
+    added = {} if asked is None else asked.added
     if not per_example:
         with shared_axes(context, model), provenance(sources, model):
-            out = _invoke(model, parameters, {**arguments, **same})
-        return _output_and_state(model, out) if threads else (out, model_state)
+            out, found = invoked({**arguments, **same}, added)
+        interms = UNSET if asked is None else asked.made(found)
+        return Predictions(*(_output_and_state(model, out) if threads else (out, model_state)), interms)
 
     size = context.mask.shape[0]
     keys = {name: value if _has_rows(value) else jax.random.split(value, size) for name, value in keys.items()}
     axes = {name: eqx.if_array(0) if _is_mapped(paths[name]) and name not in unmapped else None for name in arguments}
 
-    def one(arguments: dict[str, Any], keys: dict[str, Any]) -> Any:
-        out = _invoke(model, parameters, {**arguments, **keys, **same})
-        return _output_and_state(model, out) if threads else (out, None)
+    def one(arguments: dict[str, Any], keys: dict[str, Any], added: Any) -> Any:
+        out, found = invoked({**arguments, **keys, **same}, added)
+        return *(_output_and_state(model, out) if threads else (out, None)), found
 
     mapped: Callable[..., Any] = eqx.filter_vmap(
         one,
-        in_axes=(axes, 0 if keys else None),
-        out_axes=(eqx.if_array(0), None),
+        in_axes=(axes, 0 if keys else None, eqx.if_array(0)),
+        out_axes=(eqx.if_array(0), None, eqx.if_array(0)),
         axis_name="batch",
         axis_size=size,
     )
     with shared_axes(context, model, rows=False), provenance(sources, model):
-        preds, new_state = mapped(arguments, keys)
-    return preds, new_state if threads else model_state
+        preds, new_state, found = mapped(arguments, keys, added)
+    return Predictions(preds, new_state if threads else model_state, UNSET if asked is None else asked.made(found))
 
 
 def predictions(
@@ -242,7 +284,8 @@ def predictions(
     model_state: Any = None,
     inference: bool = False,
     whole: Context | None = None,
-) -> tuple[Any, Any]:
+    asked: Any = None,
+) -> Predictions:
     """`call` as a trainer's config says: the one way in which training and evals call the model.
 
     Args:
@@ -253,9 +296,10 @@ def predictions(
         model_state: as in `call`.
         inference: as in `call`.
         whole: as in `call`.
+        asked: what is captured; None: the intermediates that losses and metrics of the config read.
 
     Returns:
-        `(preds, model_state)`.
+        Predictions, the model's state, and what was captured.
 
     Raises:
         WiringError: inputs are connected wrongly.
@@ -265,18 +309,25 @@ def predictions(
         model = precision.model(model)
         context = context.replace(batch=precision.inputs(context.batch), extra=precision.inputs(context.extra))
         whole = whole and whole.replace(batch=precision.inputs(whole.batch), extra=precision.inputs(whole.extra))
-    preds, model_state = call(
-        model,
-        context,
-        inputs=config.inputs,
-        per_example=config.per_example,
-        unmapped=config.unmapped,
-        key=key,
-        model_state=model_state,
-        inference=inference,
-        whole=whole,
-    )
-    return preds if precision is None else precision.outputs(preds), model_state
+    if asked is None and asked_for(config):
+        asked = Asked(config, model)
+    with contextlib.nullcontext() if precision is None else precision.products():
+        preds, model_state, interms = _called(
+            model,
+            context,
+            asked=asked,
+            inputs=config.inputs,
+            per_example=config.per_example,
+            unmapped=config.unmapped,
+            key=key,
+            model_state=model_state,
+            inference=inference,
+            whole=whole,
+        )
+    if precision is not None:
+        preds = precision.outputs(preds)
+        interms = precision.outputs(interms) if isinstance(interms, Intermediates) else interms  # no statistics of them
+    return Predictions(preds, model_state, interms)
 
 
 def _wants(parameters: Mapping[str, inspect.Parameter], name: str, arguments: dict[str, Any], has_value: bool) -> bool:

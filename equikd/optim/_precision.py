@@ -12,6 +12,7 @@ Micikevicius et al. 2018, Mixed Precision Training, arXiv:1710.03740, section 3.
 float32. Loss scaling (3.2) is for the narrow exponents of float16; bfloat16 has those of float32.
 """
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -27,6 +28,7 @@ from equikd.optim._base import refuse
 from equikd.optim._select import collecting_problems, members, select
 
 _DTYPES = ("bfloat16", "float32")
+_PRODUCTS = ("default", "high", "highest", "bfloat16", "bfloat16_3x", "tensorfloat32", "float32")
 _NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
 
 
@@ -46,6 +48,9 @@ class Precision:
     """Dtype of the model's parameters and inputs while it computes."""
     output: str = "float32"
     """Dtype of its predictions."""
+    matmul: str | None = None
+    """Precision of the model's matrix products and convolutions on accelerators, backward pass included, as
+    `jax.default_matmul_precision` has it: "default" is the fastest, "highest" is float32; None: JAX's setting."""
     keep: Any = _NORMS
     """Pattern of what stays in float32. Parameters that a glob or predicate matches are not cast. Modules of a class
     compute in float32 altogether: what they take is cast to it, and what they give back to the dtype that came in."""
@@ -57,7 +62,13 @@ class Precision:
             for name, value in (("compute", self.compute), ("output", self.output))
             if isinstance(value, str) and value not in _DTYPES
         ]
+        if isinstance(self.matmul, str) and self.matmul not in _PRODUCTS:
+            problems.append(f"matmul must be one of {', '.join(_PRODUCTS)}, got {self.matmul!r}")
         refuse(problems)
+
+    def products(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, matrix products have the precision `matmul`."""
+        return contextlib.nullcontext() if self.matmul is None else jax.default_matmul_precision(self.matmul)
 
     def check(self, model: Any) -> None:
         """Refuse globs of `keep` that match nothing; see `collecting_problems`."""

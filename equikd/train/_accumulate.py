@@ -21,10 +21,12 @@ import numpy as np
 from equikd.config import resolve
 from equikd.metrics import StepTotals
 from equikd.model import predictions
+from equikd.model._interms import adding
 from equikd.optim._average import wide
 from equikd.sharding import micro_batches, spread_of
 from equikd.train._cache import is_array
 from equikd.train._core import value_and_gradients
+from equikd.train._custom import with_intermediates
 from equikd.train._init import strong_arrays
 from equikd.train._state import TrainState, split, strong
 from equikd.train._uncoupled import reads_predictions, reads_rows, refuse
@@ -56,15 +58,17 @@ def accumulated(config: Any, state: TrainState, whole: Context, only: tuple[str,
     weights = {name: loss.weight_at(whole.step) for name, loss in every.items()}
     counts = {name: jnp.maximum(loss.normaliser(whole), 1) for name, loss in by_row.items()}
 
-    def part_loss(params: Any, rest: Any, part: Context, keys: Any) -> tuple[jax.Array, dict[str, Any]]:
+    def part_loss(trained: Any, rest: Any, part: Context, keys: Any) -> tuple[jax.Array, dict[str, Any]]:
         """What a micro-batch adds to the total loss."""
+        params, zeros = trained
         part = part.replace(model=eqx.combine(params, rest), params=params)
-        preds, model_state = predictions(config, part.model, part, key=keys, model_state=part.model_state, whole=whole)
-        part = part.replace(preds=preds)
+        with adding(zeros):
+            found = predictions(config, part.model, part, key=keys, model_state=part.model_state, whole=whole)
+        part = part.replace(preds=found.preds, interms=found.interms)
         refuse(config, part, rows=whole.mask.shape[0])
         states = {name: loss.from_context(part) for name, loss in by_row.items()}
         shares = [weights[n] * (s.total / counts[n].astype(s.total.dtype)) for n, s in states.items() if n in only]
-        return sum(shares, jnp.zeros(())), {"preds": preds, "losses": states, "model_state": model_state}
+        return sum(shares, jnp.zeros(())), {"losses": states, **found._asdict()}
 
     def penalty(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
         """What reads no rows."""
@@ -81,8 +85,9 @@ def accumulated(config: Any, state: TrainState, whole: Context, only: tuple[str,
         part = whole.replace(batch=data, mask=mask, model_state=eqx.combine(before, constant))
         if not config.per_example:  # all that is drawn for a micro-batch is drawn from a key of its own
             part = part.replace(key=keys)
-        (_, computed), grads = value_and_gradients(lambda p, r: part_loss(p, r, part, keys), params, rest)
-        part = part.replace(params=params, **computed)
+        of_part = lambda trained, rest: part_loss(trained, rest, part, keys)
+        (_, computed), grads, of_interms = with_intermediates(config, of_part, params, rest)
+        part = part.replace(params=params, grads_of_interms=of_interms, **computed)
         found = {"losses": part.losses, "metrics": {name: one.from_context(part) for name, one in early.items()}}
         found, static = eqx.partition(strong_arrays(found), is_array)
         statics.append(static)

@@ -25,6 +25,11 @@ from equikd.losses import Loss, LossState
 from equikd.metrics import BaseMetric, TwoFloat
 from equikd.model._call import InputsError, inputs_of, name_of, parameters_of
 from equikd.model._floats import NEEDS_VALUE, line_of
+from equikd.model._interms import (
+    Intermediates,
+    gradients_asked_for,
+    has_field_interms,
+)
 from equikd.train._cache import Cache, structure_key
 from equikd.train._state import TrainState, split
 from equikd.train._step import forward
@@ -108,6 +113,8 @@ def check(config: Any, evals: Mapping[str, tuple[Eval, Any, Batch]], state: Trai
         errors.extend(refusals(config, context, rows=spec.mask.shape[0]))
         params, _ = split(state.model, state.trainable)
         late = {"params": params, "grads": params, "updates": params, "opt_state": state.opt_state}
+        if isinstance(context.interms, Intermediates) and not has_field_interms(state.model):
+            late["grads_of_interms"] = context.interms.gradients(context.interms.zeros(gradients_asked_for(config)))
         _check_owners(config, context.replace(params=params), late, errors)
 
     abstract(train, config, state, spec)
@@ -290,14 +297,14 @@ def unwired(owner: Any, context: Context, where: str) -> list[str]:
         kept = [
             (name, text)
             for name, text in error.errors
-            if not (missing and root_of(key_paths(error.owner).get(name, "")) == "preds")
+            if not (missing and root_of(key_paths(error.owner).get(name, "")) in ("preds", "interms"))
         ]
         return Unwired(error.owner, kept, error.unfilled, error.below).lines(where)
     return []
 
 
 def _waits_for_predictions(owner: Any, context: Context) -> bool:
-    return context.preds is UNSET and "preds" in map(root_of, owner.reads().values())
+    return context.preds is UNSET and not {"preds", "interms"}.isdisjoint(map(root_of, owner.reads().values()))
 
 
 def eval_view(config: Any, state: TrainState) -> View:

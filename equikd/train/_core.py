@@ -126,10 +126,16 @@ def core_state(optimizer: optax.GradientTransformation, model: Any, key: jax.Arr
     )
 
 
-def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], params: Any, rest: Any) -> Any:
+def value_and_gradients(
+    loss: Callable[[Any, Any], tuple[jax.Array, Any]],
+    params: Any,
+    rest: Any,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+) -> Any:
     """`((value, aux), gradients)` of a scalar loss of the parameters; aux may hold what is no array.
 
-    The gradient of a complex parameter is the direction of steepest ascent, as optax expects: the conjugate of JAX's.
+    `around` is put around the function of arrays that is differentiated, as `jax.checkpoint` is. The gradient of a
+    complex parameter is the direction of steepest ascent, as optax expects: the conjugate of JAX's.
     """
     static: list[Any] = []
 
@@ -139,7 +145,7 @@ def value_and_gradients(loss: Callable[[Any, Any], tuple[jax.Array, Any]], param
         static.append(others)
         return value, arrays
 
-    (value, arrays), grads = jax.value_and_grad(with_arrays, has_aux=True)(params)
+    (value, arrays), grads = jax.value_and_grad(around(with_arrays), has_aux=True)(params)
     grads = jax.tree.map(lambda grad: jnp.conj(grad) if jnp.iscomplexobj(grad) else grad, grads)
     return (value, eqx.combine(arrays, static[-1])), grads
 

@@ -6,6 +6,7 @@ them: it takes the model apart, differentiates with respect to what is trained, 
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,9 @@ from equikd.errors import ConfigError, EquikdError, WiringError, listing, messag
 from equikd.metrics import Aux, BaseMetric, State
 from equikd.model import with_hyperparameters
 from equikd.model._call import name_of
+from equikd.model._interms import Intermediates, adding, gradients_asked_for, has_field_interms
 from equikd.train._core import value_and_gradients
+from equikd.train._remat import rematerialised
 from equikd.train._state import TrainState, split
 from equikd.tree import join, named_leaves, parse
 from equikd.wiring import UNSET, Context, standing_at
@@ -65,14 +68,42 @@ def gradients(config: Any, state: TrainState, loss: Callable[[Any], tuple[Any, C
         3
     """
 
-    def scalar(params: Any, rest: Any) -> tuple[jax.Array, dict[str, Any]]:
-        value, context = _pair(loss(eqx.combine(params, rest)))
+    def scalar(trained: tuple[Any, Any], rest: Any) -> tuple[jax.Array, dict[str, Any]]:
+        params, zeros = trained
+        with adding(zeros):
+            value, context = _pair(loss(eqx.combine(params, rest)))
         return value, {name: getattr(context, name) for name in _COMPUTED}
 
     model = with_hyperparameters(config, state.model, state.hyperparameter)
     params, rest = split(model, state.trainable)
-    (_, computed), grads = value_and_gradients(scalar, params, rest)
-    return Context(model=model, params=params, grads=grads, config=config, **computed)
+    (_, computed), grads, of_interms = with_intermediates(config, scalar, params, rest)
+    return Context(model=model, params=params, grads=grads, grads_of_interms=of_interms, config=config, **computed)
+
+
+def with_intermediates(
+    config: Any, scalar: Callable[[Any, Any], tuple[jax.Array, dict[str, Any]]], params: Any, rest: Any
+) -> tuple[tuple[jax.Array, dict[str, Any]], Any, Intermediates | None]:
+    """Gradients of a scalar with respect to parameters, and to those intermediates whose gradient something reads.
+
+    Args:
+        config: `trainer.in_step`.
+        scalar: of `(params, zeros)`, zeros being added to intermediates, and `rest`; gives what is computed besides,
+            `interms` among it.
+        params: the trainable leaves of the model.
+        rest: its other leaves.
+
+    Returns:
+        `((value, computed), gradients of parameters, gradients of intermediates or None)`.
+    """
+    paths = () if has_field_interms(params) else gradients_asked_for(config)
+    zeros = {}
+    if paths:  # the shapes are those that a call of the model gives
+        shapes = eqx.filter_eval_shape(lambda params: scalar((params, {}), rest)[1]["interms"], params)
+        zeros = shapes.zeros(paths) if isinstance(shapes, Intermediates) else {}  # a loss of one's own may have none
+    around = functools.partial(rematerialised, config)
+    (value, computed), (grads, of_zeros) = value_and_gradients(scalar, (params, zeros), rest, around)
+    of_interms = computed["interms"].gradients(of_zeros) if zeros else None
+    return (value, computed), grads, of_interms
 
 
 def _pair(out: Any) -> tuple[jax.Array, Context]:

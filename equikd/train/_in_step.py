@@ -39,9 +39,11 @@ class InStep:
     step: Any
     init_extra: Any
     accumulate: int
+    remat: Any
     precision: Any
     guard: Any
     mesh: Any
+    intermediates: Any
     trace: tuple[str, ...] | str
     transform: Any = None
     """Of an eval alone: see `Eval.transform`."""

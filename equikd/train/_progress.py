@@ -32,6 +32,7 @@ from equikd.train._writers import OpenWriter, Record, Run
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import RenderableType
+    from rich.table import Table
 
 BAR_WIDTH = 24
 SPEED_REDRAWS = 100  # the speed is that of the last 100 redraws, 10 seconds by default: steady, yet it follows a change
@@ -104,6 +105,19 @@ def final_table(metrics: Mapping[str, float], *, title: str, file: IO[str] | Non
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
         lines = [f"{split:<{widths[0]}}  {name:<{widths[1]}}  {value:>{widths[2]}}" for split, name, value in rows]
         stream.write("\n".join([title, *lines]) + "\n")
+
+
+def rich_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
+    """A bordered table, which a notebook shows as one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for name in header:
+        table.add_column(Text(name))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _bordered(rows: Iterable[tuple[str, str, str]], title: str) -> "RenderableType":

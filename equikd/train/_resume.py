@@ -127,8 +127,10 @@ def _read(
     if lines:
         raise _misfit(directory, step, lines, changed)
     kept = _below(saved, "accumulators")
-    fits = accumulators is not None and not differences(
-        kept, _entries(named({"accumulators": accumulators})), "checkpoint"
+    fits = (
+        accumulators is not None
+        and not _measured_otherwise(changed)
+        and not differences(kept, _entries(named({"accumulators": accumulators})), "checkpoint")
     )
     template = accumulators if fits else _shapes(kept).get("accumulators", {})
     try:
@@ -140,7 +142,7 @@ def _read(
     if facts.get("seed", setup.seed) != setup.seed:  # as for the data order, the seed of the config counts
         key = jax.random.split(jax.random.key(jnp.asarray(setup.seed, jnp.uint32)))[1]
         whole = eqx.tree_at(lambda state: state.key, whole, key)
-    # Accumulators of other losses or metrics: the interval begins anew here.
+    # Accumulators of other losses or metrics, or of metrics of something else: the interval begins anew here.
     return whole, arrays["accumulators"] if fits else None, facts
 
 
@@ -218,6 +220,11 @@ def _few(text: str) -> str:
     lines = text.splitlines()
     more = len(lines) - _MOST_LINES
     return text if more <= 0 else "\n".join([*lines[:_MOST_LINES], f"... and {more} more"])
+
+
+def _measured_otherwise(changed: str) -> bool:
+    """Whether a metric of the same name measures something else than at the earlier start."""
+    return any(line.startswith("metrics.") for line in changed.splitlines())
 
 
 def changes(old_text: str, new: Any, new_text: str) -> str:

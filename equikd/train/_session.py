@@ -22,6 +22,7 @@ from equikd.train._ending import Ending
 from equikd.train._exhausted import memory_explained
 from equikd.train._failure import refuse_bad_start
 from equikd.train._guard import RollBack, guard_of
+from equikd.train._layers import located_in_layer
 from equikd.train._lock import locked
 from equikd.train._loop import loop
 from equikd.train._output import Output, Saving
@@ -74,6 +75,12 @@ class Session:
             ConfigError: the guard would have nothing to go back to.
             Exception: as `Trainer.train`.
         """
+        try:
+            return self._run(directory)
+        except NonFiniteError as error:
+            raise located_in_layer(error, self.setup) from None
+
+    def _run(self, directory: RunDirectory | None) -> Result:
         text = to_json(self.trainer, unloadable=True)
         if directory is None:
             if isinstance(self._guard, RollBack):

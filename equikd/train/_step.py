@@ -61,8 +61,8 @@ def forward(config: Any, state: TrainState, batch: Any, *, model: Any = None, in
         inference: inference mode, without PRNG key.
 
     Returns:
-        A context with step, key, batch, mask, model, preds, extra and config; and params, where the model is one that
-        they can be found in.
+        A context with step, key, batch, mask, model, preds, interms, extra and config; and params, where the model is
+        one that they can be found in.
     """
     if model is None:
         model = with_hyperparameters(config, state.model, state.hyperparameter)
@@ -70,10 +70,8 @@ def forward(config: Any, state: TrainState, batch: Any, *, model: Any = None, in
     if jax.tree.structure(model) == jax.tree.structure(state.model):
         context = context.replace(params=split(model, state.trainable)[0])
     key = None if inference else context.key
-    preds, model_state = predictions(
-        config, model, context, key=key, model_state=state.model_state, inference=inference
-    )
-    return context.replace(preds=preds, model_state=model_state)
+    found = predictions(config, model, context, key=key, model_state=state.model_state, inference=inference)
+    return context.replace(**found._asdict())
 
 
 def losses_of(config: Any, context: Context, only: Only = None) -> tuple[jax.Array, Context]:

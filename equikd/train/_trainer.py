@@ -17,11 +17,13 @@ from equikd.config import config, field, to_json
 from equikd.data import Batch
 from equikd.errors import ConfigError, listing, message, nearest
 from equikd.evals import Eval
+from equikd.intermediates import Options
 from equikd.losses import Loss
 from equikd.metrics import BaseMetric
 from equikd.optim import Freeze, Precision
 from equikd.sharding import DataParallel, Fsdp
 from equikd.train._checkpoint import CheckpointStore
+from equikd.train._compilation_cache import compilation_cache
 from equikd.train._directory import RunDirectory, RunDirectoryError
 from equikd.train._guard import RollBack, SkipNonFinite, StopOnNonFinite
 from equikd.train._in_step import InStep, in_step
@@ -30,6 +32,7 @@ from equikd.train._init_from import InitFrom, weights_of
 from equikd.train._loop import run_eval
 from equikd.train._output import Pending, read
 from equikd.train._progress import Console
+from equikd.train._remat import check_policy
 from equikd.train._result import Result
 from equikd.train._resume import changes, state_at
 from equikd.train._session import Session, ending_of
@@ -90,11 +93,18 @@ class Trainer:
     and metrics are those of the whole batch, and one step is one update; what couples rows is refused. BatchNorm, and
     models with per_example=False, see one micro-batch at a time. A `step` of one's own accumulates in
     `loss_and_gradients`, whose context then has no `preds`."""
+    remat: str | Callable[..., Any] | None = None
+    """What the backward pass takes from the forward pass, and what it computes again to save memory: the name of a
+    policy in `jax.checkpoint_policies`, such as `"dots_saveable"`, or `"nothing_saveable"` for the least memory; or a
+    policy itself. None: all that it needs is kept."""
     precision: Precision | None = None
     """Dtypes of the computation, such as `ek.optim.Precision()`; None: whatever parameters and data have."""
     guard: StopOnNonFinite | SkipNonFinite | RollBack | None = StopOnNonFinite()
     """What happens at a loss or gradient that is not finite: the run ends with the state before it, the step is
     skipped, or the run goes back to its last checkpoint. None: nothing, and nan spreads."""
+    intermediates: Options | None = None
+    """How what `interms.*` names is captured, where there is a choice: `ek.intermediates.Options(while_loops="last")`;
+    None: the defaults."""
     mesh: DataParallel | Fsdp | None = None
     """Devices to train on, `ek.sharding.data_parallel()` or `ek.sharding.fsdp()`; None: one."""
     init_from: InitFrom | str | pathlib.Path | None = None
@@ -118,6 +128,9 @@ class Trainer:
     """When to save, where there is a work directory; None: never."""
     writers: tuple[Any, ...] = (Console(), TensorBoard())
     """Where results go, beside metrics.jsonl."""
+    compilation_cache: str | pathlib.Path | None = None
+    """A directory in which compiled programs are kept, so that the next process loads what this one compiles; None:
+    what the environment variable EQUIKD_COMPILATION_CACHE says."""
     trace: tuple[str, ...] | str = "all"
     """Globs of the floats that are traced at all; the others are part of the program."""
     shared: dict[str, float | Any] = field(default_factory=dict)
@@ -125,6 +138,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Refuse counts below one and splits that are taken."""
+        check_policy(self.remat)
         for name in ("num_steps", "log_every", "accumulate"):
             value = part(self, name)
             if type(value) is not int or value < 1:
@@ -199,7 +213,7 @@ class Trainer:
             directory.check()
         started = time.monotonic()
         try:
-            with Signals() as signals:
+            with Signals() as signals, compilation_cache(part(self, "compilation_cache")):
                 with signals.interruptible:
                     setup, writers = prepare(self, model, model_state), writers_of(self)
                 first = lambda: self._fresh(setup, model, model_state)
@@ -253,8 +267,9 @@ class Trainer:
             what = f"evaluate: there is no eval {', '.join(map(repr, unknown))}"
             raise ConfigError(message(what, near=near, expected=listing(self.evals) or "none is configured"))
         live = (state.model, state.model_state) if self.model is None else ()
-        chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
-        found = {one.name: read(Pending(0, one.name, run_eval(one, state)))[0].scalars for one in chosen}
+        with compilation_cache(part(self, "compilation_cache")):
+            chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
+            found = {one.name: read(Pending(0, one.name, run_eval(one, state)))[0].scalars for one in chosen}
         return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
 
     def _fresh(self, setup: Setup, model: Any, model_state: Any) -> TrainState:

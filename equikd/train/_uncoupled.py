@@ -17,6 +17,7 @@ from equikd.errors import WiringError, listing, message, report
 from equikd.losses import Loss
 from equikd.metrics import Metric
 from equikd.metrics._base import is_numeric
+from equikd.model._interms import GRADIENTS, is_below
 from equikd.tree import is_glob, join, parse, walk
 from equikd.wiring import UNSET, Context, arguments_of, lookup, root_of, shared_axes
 
@@ -27,7 +28,8 @@ _WHOLE = ("losses", "grads", "updates", "opt_state", "key")
 
 def _roots(owner: Any, *, mask: bool = True) -> set[str]:
     """The names of the context that an owner reads; with or without its mask."""
-    return {root_of(path) for name, path in owner.reads().items() if mask or name != "mask"}
+    paths = [path for name, path in owner.reads().items() if mask or name != "mask"]
+    return {"interms" if is_below(path, GRADIENTS) else root_of(path) for path in paths}
 
 
 def reads_rows(loss: Loss) -> bool:
@@ -108,7 +110,7 @@ def _of_metric(metric: Any, where: str, count: int, rows: int) -> Iterator[str]:
 
 def _of_values(owner: Any, where: str, count: int, context: Context, rows: int) -> Iterator[str]:
     """What only shapes tell, as far as the context knows them; key paths that lead nowhere are told elsewhere."""
-    paths = {name: path for name, path in owner.reads().items() if root_of(path) in _ROWS}
+    paths = {name: path for name, path in owner.reads().items() if root_of(path) in _ROWS or is_below(path, GRADIENTS)}
     split = reads_rows(owner) if isinstance(owner, Loss) else reads_predictions(owner)
     if not split or (context.preds is UNSET and reads_predictions(owner)):
         return
@@ -125,6 +127,12 @@ def _of_values(owner: Any, where: str, count: int, context: Context, rows: int) 
 def _keeps_rows(context: Context, path: str, rows: int) -> bool:
     """Whether row i of what a key path names is row i of the batch."""
     keys, value = parse(path), context
+    if is_below(path, ("interms",)) or is_below(path, GRADIENTS):
+        try:
+            value = lookup(context, path, many=True)
+        except WiringError:
+            return True
+        return all(leaf.shape[:1] == context.mask.shape for leaf in jax.tree.leaves(value) if is_numeric(leaf))
     if is_glob(path):
         try:
             found = lookup(context, path, many=True).values()

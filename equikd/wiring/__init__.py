@@ -7,6 +7,10 @@ arguments that carry the fields' names are filled from the *context*, the namesp
 
 A field annotated `KeyPaths` may hold a pattern, `"grads.**.weight"`, and its argument is a dict of what fits.
 
+`interms.encoder.layers[1]` is what that submodule of the model returns (`encoder.scores` another of its methods,
+`encoder[0]` its first call, `encoder.inputs[0]` what it is called on), and `grads.interms.encoder` the gradient of the
+total loss with respect to it: see `equikd.intermediates`. It is captured because it is named.
+
 The context is filled in that order of computation: forward, losses, gradients, updates, metrics. An eval has no
 gradients. All key paths of an experiment are checked at once under `eval_shape`, before anything is placed or compiled;
 an error names the config path that holds the wrong one, what is near it, and what is available at that point.
@@ -14,6 +18,7 @@ an error names the config path that holds the wrong one, what is near it, and wh
 
 from equikd.wiring._context import NAMES as NAMES
 from equikd.wiring._context import UNSET as UNSET
+from equikd.wiring._context import ByPath as ByPath
 from equikd.wiring._context import Context as Context
 from equikd.wiring._context import place_of as place_of
 from equikd.wiring._context import shared_axes as shared_axes
@@ -28,5 +33,6 @@ from equikd.wiring._fields import key_paths as key_paths
 from equikd.wiring._lookup import available as available
 from equikd.wiring._lookup import leaves_at as leaves_at
 from equikd.wiring._lookup import lookup as lookup
+from equikd.wiring._lookup import named as named
 from equikd.wiring._lookup import reads_rows as reads_rows
 from equikd.wiring._lookup import root_of as root_of

@@ -1,5 +1,6 @@
 """The context: what one step has computed so far, and the axis names that its parts share."""
 
+import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -7,7 +8,36 @@ from contextvars import ContextVar
 from typing import Any
 
 from equikd.errors import WiringError
+from equikd.tree import Path
 from equikd.typing import Scope, ShapeError, declared
+
+
+class ByPath(abc.ABC):
+    """A part of the context that is looked up by a whole path, and not key by key: intermediates."""
+
+    @abc.abstractmethod
+    def read(self, path: str, *, many: bool) -> tuple[Any, Path, str | None]:
+        """What the beginning of a path names.
+
+        Args:
+            path: a key path, the name of this part included.
+            many: whether it may be a pattern.
+
+        Returns:
+            `(value, rest, why)`: `rest` are the keys that lead into the value, `why` what to say where they lead
+            nowhere (None: what there is). Of a pattern, arrays by path.
+
+        Raises:
+            WiringError: it names nothing.
+        """
+
+    def tree_items(self) -> dict[Any, Any]:
+        """No parts: it is not walked key by key."""
+        return {}
+
+    @abc.abstractmethod
+    def named(self) -> dict[str, Any]:
+        """The arrays that it holds by key path."""
 
 
 class _Unset:
@@ -40,6 +70,7 @@ class Context:
         extra: the state's own `extra`.
         config: the part of the trainer that the step uses.
         model_state: the model's `eqx.nn.State` after the forward pass; carried along, no name for key paths.
+        grads_of_interms: gradients with respect to intermediates, read as `grads.interms`; carried along.
         totals: the weighted losses of the step; carried along, no name for key paths.
         collected: metric states that are there already, by name; carried along, no name for key paths.
     """
@@ -59,6 +90,7 @@ class Context:
     extra: Any = UNSET
     config: Any = UNSET
     model_state: Any = None
+    grads_of_interms: ByPath | None = None
     totals: Any = None
     collected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Following a key path into a context, and saying what is there where it leads nowhere."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from equikd.errors import WiringError, listing, message, nearest
 from equikd.tree import Key, Path, PathError, Wildcard, is_glob, items, join, matches, named_leaves, parse, walk
-from equikd.wiring._context import NAMES, UNSET, Context
+from equikd.wiring._context import NAMES, UNSET, ByPath, Context
 
 
 def lookup(context: Any, path: str, *, many: bool = False) -> Any:
@@ -44,11 +44,31 @@ def lookup(context: Any, path: str, *, many: bool = False) -> Any:
                 "a key path is empty", got=repr(path), expected=f"a path below one of {listing(items(context), 20)}"
             )
         )
+    part = _by_path(context, keys)
+    if part is not None:
+        value, rest, why = part.read(path, many=many)
+        for depth, key in enumerate(rest, len(keys) - len(rest)):
+            try:
+                value = _step(context, value, key, keys, depth, path)
+            except WiringError:
+                if why is None:
+                    raise
+                raise WiringError(why) from None
+        return value
     fixed = next((at for at, key in enumerate(keys) if isinstance(key, Wildcard)), len(keys)) if many else len(keys)
     value = context
     for depth, key in enumerate(keys[:fixed]):
         value = _step(context, value, key, keys, depth, path)
     return value if fixed == len(keys) else _fitting(value, keys, fixed, path)
+
+
+def _by_path(context: Any, keys: Path) -> ByPath | None:
+    """The part of a context that a path is looked up in as a whole."""
+    if not isinstance(context, Context):
+        return None
+    if keys[:2] == ("grads", "interms") and context.grads_of_interms is not None:
+        return context.grads_of_interms
+    return context.interms if keys[0] == "interms" and isinstance(context.interms, ByPath) else None
 
 
 def root_of(path: str) -> str:
@@ -163,6 +183,13 @@ def _ambiguous(path: str, keys: Path, depth: int, cls: type) -> WiringError:
     )
 
 
+_LATE = "gradients, updates and opt_state exist only in metrics of the training step"
+_ELSEWHERE = {
+    "params": "in an eval, the model has them: `model`, or a pattern such as `model.**.weight`",
+    "interms": "intermediates are captured where a loss or metric of the trainer names them",
+}
+
+
 def _nowhere(context: Any, value: Any, keys: Path, depth: int, path: str) -> WiringError:
     first = keys[0]
     if depth == 0 and first in NAMES:
@@ -170,9 +197,7 @@ def _nowhere(context: Any, value: Any, keys: Path, depth: int, path: str) -> Wir
             message(
                 f"{path!r}: {first!r} is not computed at this point of the step",
                 expected=f"a path below one of {listing(items(context), 20)}",
-                fix="in an eval, the model has them: `model`, or a pattern such as `model.**.weight`"
-                if first == "params"
-                else "gradients, updates and opt_state exist only in metrics of the training step",
+                fix=_ELSEWHERE.get(first, _LATE),
             )
         )
     where = join(keys[:depth]) or "the context"
@@ -189,12 +214,18 @@ def _nowhere(context: Any, value: Any, keys: Path, depth: int, path: str) -> Wir
     )
 
 
+def named(context: Any) -> Iterator[tuple[str, Any]]:
+    """Every part of a context by key path, containers included, in the order of computation."""
+    for at, value in walk(context):
+        if isinstance(value, ByPath):
+            yield from value.named().items()
+        elif at:
+            yield join(at), value
+        if at == ("grads",) and isinstance(context, Context) and context.grads_of_interms is not None:
+            yield from context.grads_of_interms.named().items()
+
+
 def available(context: Any, limit: int = 2000) -> list[str]:
     """Paths of what a context holds, arrays and containers alike, at most `limit`."""
-    found: list[str] = []
-    for at, value in walk(context):
-        if at and (items(value) or _is_array(value)):
-            found.append(join(at))
-        if len(found) >= limit:
-            break
-    return found
+    held = (path for path, value in named(context) if items(value) or _is_array(value))
+    return list(itertools.islice(held, limit))

@@ -167,6 +167,7 @@ def test_words_become_a_config(run, words):
     assert done.stdout.strip() == GOOD[words]
 
 
+@pytest.mark.slow
 def test_functions_and_classes_are_given_by_name(run):
     done = run("train --activation jax.nn:gelu --maybe optax:sgd --anything jax.numpy.tanh --kind builtins:float")
     assert done.returncode == 0, done.stderr
@@ -212,6 +213,7 @@ def test_wrong_words_are_told_on_one_screen(run, words):
         assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_help(run):
     done = run("train --help")
     assert done.returncode == 0

@@ -173,7 +173,9 @@ def test_decoders_of_one_making_are_equal():
         a | c
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(5, marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "examples", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("metric", [ShowImages(images="preds", n=3), ShowTexts(tokens="preds", n=3)])
 def test_laws(metric, examples):
     axes = {"b": st.sampled_from([3, 4])}

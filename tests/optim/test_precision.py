@@ -12,6 +12,7 @@ import pytest
 import equikd as ek
 from equikd.config import from_json, to_json
 from equikd.errors import ConfigError, EquikdError
+from equikd.model._call import Predictions
 from tests.train._small import BatchNormed, Counted, LayerNormed, Plain, arrays, assert_same, evaluated, leaves, quick
 
 L = ek.lazy
@@ -122,7 +123,7 @@ def test_without_a_policy_the_program_is_the_same_as_ever(monkeypatch: pytest.Mo
 
     def call(config: Any, model: Any, context: Any, **rest: Any) -> Any:
         wiring = {name: getattr(config, name) for name in ("inputs", "per_example", "unmapped")}
-        return ek.model.call(model, context, **wiring, **rest)
+        return Predictions(*ek.model.call(model, context, **wiring, **rest))
 
     monkeypatch.setattr("equikd.train._step.predictions", call)
     assert without == text_of(None)
@@ -317,3 +318,23 @@ def test_a_policy_is_plain_data() -> None:
     assert from_json(to_json(precision)) == precision != HALF
     assert from_json(to_json(HALF)) == HALF
     assert jax.tree.leaves(HALF) == []
+
+
+def test_the_precision_of_matrix_products_holds_in_both_passes_and_in_evals() -> None:
+    plain = program_of(ek.optim.Precision(compute="float32", keep=()))
+    highest = program_of(ek.optim.Precision(compute="float32", keep=(), matmul="highest"))
+    assert "HIGHEST" not in plain
+    assert highest.count("HIGHEST") == 2 * highest.count("dot_general[") >= 10  # of both operands
+
+
+def program_of(precision: Any) -> str:
+    trainer = quick(ek.lazy(eqx.nn.MLP)(6, 3, 8, 1), precision=precision, guard=None)
+    state = trainer.init()
+    arrays, static = eqx.partition((trainer.in_step, state, next(trainer.batches(state))), eqx.is_array)
+    run = lambda arrays: eqx.filter(ek.train.default_step(*eqx.combine(arrays, static)), eqx.is_array)
+    return str(jax.make_jaxpr(run)(arrays))
+
+
+def test_an_unknown_precision_of_products_is_refused() -> None:
+    with pytest.raises(ek.errors.ConfigError, match="matmul must be one of default, high"):
+        ek.config.validate(ek.optim.Precision(matmul="medium"))

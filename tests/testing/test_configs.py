@@ -62,6 +62,7 @@ def test_shipped_classes_pass(cls):
     ek.testing.check_config(cls, examples=15)
 
 
+@pytest.mark.slow
 def test_instances_are_valid_and_fields_can_be_given():
     ek.testing.check_config(Loose, fields={"anything": st.sampled_from(["a", 1, None])}, examples=10)
     drawn = ek.testing.configs(Everything, fields={"count": st.just(7)})

@@ -273,6 +273,7 @@ def test_rows_are_spread_over_all_devices():
     assert seen.count(8) == 1
 
 
+@pytest.mark.slow
 def test_values_can_be_given():
     seen = []
 

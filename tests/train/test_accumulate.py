@@ -174,7 +174,8 @@ def test_bfloat16_gradients_are_added_in_float32() -> None:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 4])
 def test_dropout_draws_what_it_draws_in_the_whole_batch(count: int) -> None:
     whole, parted = (small(accumulate=k, optimizer=SGD) for k in (1, count))
     (ours, our_results), (theirs, their_results) = stepped(parted), stepped(whole)
@@ -301,6 +302,7 @@ def test_a_metric_without_a_mask_is_fine_where_nothing_is_filled_up() -> None:
 # --- one step is one update -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_schedules_advance_per_update_and_a_run_ends_like_one_on_whole_batches(compilations: Any) -> None:
     rate = ek.optim.Linear(0.5, 0.0, transition_steps=6)
     weight = ek.optim.Linear(1.0, 0.0, transition_steps=6)

@@ -313,6 +313,7 @@ def test_an_eval_is_the_same_at_every_batch_size(batch_size: int) -> None:
     np.testing.assert_allclose(result.metrics["test/accuracy"], accuracy, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_changes_neither_loss_nor_gradient() -> None:
     trainer = quick()
     state = trainer.init()

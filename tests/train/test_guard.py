@@ -135,15 +135,32 @@ def test_parameters_that_an_update_broke_are_blamed_on_it():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cheap_test_finds_each_of_them(value, dtype):
-    from equikd.train._guard import _all_finite
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("shape", [(3, 5), (40, 30), (4, 3, 50), (400,), (1,)])
+def test_the_cheap_test_finds_each_of_them(value, dtype, shape):
+    from equikd.train._guard import _first_bad
 
-    array = jnp.ones((3, 5), dtype)
-    assert bool(jax.jit(_all_finite)(array))
-    assert bool(jax.jit(_all_finite)(array * float(jnp.finfo(dtype).max)))
-    for row, column in ((0, 0), (2, 4)):
-        assert not bool(jax.jit(_all_finite)(array.at[row, column].set(value)))
+    first_bad = jax.jit(lambda array: _first_bad([[jnp.float32(1)], [], [array], [jnp.float32(2)]]))
+    array = jnp.ones(shape, dtype)
+    assert int(first_bad(array)) == 0
+    assert int(first_bad(array * float(jnp.finfo(dtype).max))) == 0
+    assert int(first_bad(-array * float(jnp.finfo(dtype).max))) == 0
+    for at in (0, array.size - 1):
+        assert int(first_bad(array.ravel().at[at].set(value).reshape(shape))) == 3
+
+
+def test_the_first_of_several_is_told_and_nothing_is_fine():
+    from equikd.train._guard import _first_bad
+
+    bad, good = jnp.full((20, 20), jnp.nan), jnp.ones(3)
+    assert int(_first_bad([[good], [bad], [bad]])) == 2
+    assert int(_first_bad([[good, bad], [bad]])) == 1
+    assert int(_first_bad([[], []])) == 0
+    assert int(_first_bad([[jnp.zeros(0)], [jnp.zeros((0, 7))]])) == 0
+    with jax.numpy_dtype_promotion("strict"):
+        assert int(_first_bad([[good], [jnp.full(3, jnp.inf, jnp.bfloat16)]])) == 2
+    both = jnp.stack([jnp.ones((9, 99)), jnp.full((9, 99), jnp.inf)])
+    assert jax.vmap(lambda x: _first_bad([[good], [x]]))(both).tolist() == [0, 2]
 
 
 def test_evals_and_running_statistics_keep_what_was_good(tmp_path):

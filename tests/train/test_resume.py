@@ -306,6 +306,22 @@ def test_other_metrics_begin_a_new_interval(tmp_path, capsys):
     assert "mean" in names[120]
 
 
+def test_a_metric_of_something_else_begins_a_new_interval(tmp_path):
+    def largest(path, workdir):
+        trainer = dataclasses.replace(get_config(), metrics={"largest": ek.metrics.Max(values=path)})
+        return trainer, lambda: {r["step"]: r["metrics"].get("largest") for r in rows(workdir) if r["split"] == "train"}
+
+    one, _ = largest("batch.x", tmp_path / "run")
+    stop(one, tmp_path / "run", 110)
+    other, found = largest("batch.x[:, 0]", tmp_path / "run")
+    other.train(tmp_path / "run")
+    alone, expected = largest("batch.x[:, 0]", tmp_path / "alone")
+    alone.train(tmp_path / "alone")
+    assert found()[90] > expected()[90]
+    assert found()[120] <= expected()[120]  # not that of all columns before the stop
+    assert found()[150] == expected()[150]
+
+
 def test_a_run_without_a_checkpoint_starts_again(tmp_path, capsys, whole):
     reference, workdir = whole(Args())
     stop(get_config(), tmp_path / "run", 20)
