@@ -1,63 +1,25 @@
-"""The tiny experiment of the benchmarks (64-128-128-10, batch 32, adam), and the clock that both sides of a race call.
+"""The experiments of the benchmarks as equikd writes them, the tiny one (64-128-128-10, batch 32, adam) before all.
 
 Its parts are importable, so that a run directory can describe it: an experiment that cannot be written down would make
 each run print why.
 """
 
+import itertools
 import os
 import pty
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 import optax
 
 import equikd as ek
+from benchmarks._models import Transformer
+from benchmarks._task import RATE, TINY, Clock, Task, load
 
-ROWS, FEATURES, WIDTH, CLASSES, BATCH = 1024, 64, 128, 10, 32
-RATE, LOG_EVERY = 1e-3, 100
-
-
-def load() -> dict[str, np.ndarray]:
-    """Random rows: `image` float32 `n 64`, `label` int32 `n`."""
-    draw = np.random.default_rng(0)
-    images = draw.normal(size=(ROWS, FEATURES)).astype(np.float32)
-    return {"image": images, "label": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
-
-
-class Clock:
-    """Notes the time in the middle of each logging interval, from the second one on.
-
-    Attributes:
-        marks: `(seconds on the wall, seconds of the CPU by all threads)` of each.
-    """
-
-    def __init__(self) -> None:
-        self.marks: list[tuple[float, float]] = []
-
-    def tick(self, step: int) -> None:
-        """`step` updates have been dispatched."""
-        if step % LOG_EVERY == LOG_EVERY // 2 and step > LOG_EVERY:
-            self.marks.append((time.perf_counter(), time.process_time()))
-
-    def write(self, record: Any) -> None:
-        """A writer is given rows, too."""
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def seconds_per_step(self) -> tuple[float, float]:
-        """The median over the intervals, wall and CPU."""
-        wall, cpu = np.median(np.diff(self.marks, axis=0), axis=0) / LOG_EVERY
-        return float(wall), float(cpu)
-
+FEATURES, WIDTH, CLASSES, BATCH, LOG_EVERY = TINY.features, TINY.width, TINY.classes, TINY.batch, TINY.log_every
 
 OPENED: list[Clock] = []
 
@@ -66,9 +28,11 @@ OPENED: list[Clock] = []
 class ClockWriter:
     """The clock as a writer of a trainer; it is kept in `OPENED`."""
 
+    every: int = LOG_EVERY
+
     def open(self, run: Any) -> Clock:
         """A clock for this run."""
-        OPENED.append(Clock())
+        OPENED.append(Clock(self.every))
         return OPENED[-1]
 
 
@@ -102,29 +66,30 @@ class OnTerminal:
         return ek.train.Console().open(run, console=Console(file=file, force_terminal=True, width=120))
 
 
-def make_trainer(num_steps: int) -> ek.Trainer:
+def make_trainer(num_steps: int, task: Task = TINY) -> ek.Trainer:
     """The experiment, with loss and accuracy."""
+    mlp = ek.lazy(eqx.nn.MLP)(task.features, task.classes, task.width, 2)
     return ek.Trainer(
-        model=ek.lazy(eqx.nn.MLP)(FEATURES, CLASSES, WIDTH, 2),
+        model=ek.lazy(Transformer)() if task.blocks else mlp,
         inputs={"x": "batch.image"},
         losses={"ce": ek.losses.SoftmaxCrossEntropy(logits="preds", labels="batch.label")},
         metrics={"accuracy": ek.metrics.Accuracy(preds="preds", labels="batch.label")},
         optimizer=ek.lazy(optax.adam)(RATE),
-        train_data=ek.data.InMemory(ek.lazy(load)(), batch_size=BATCH),
+        train_data=ek.data.InMemory(ek.lazy(load)(task.name), batch_size=task.batch),
         num_steps=num_steps,
-        log_every=LOG_EVERY,
+        log_every=task.log_every,
         checkpoints=None,
-        writers=(ClockWriter(),),
+        writers=(ClockWriter(task.log_every),),
     )
 
 
 def stepping(trainer: ek.Trainer, batch: ek.data.Batch, steps: int) -> Callable[[], None]:
-    """`steps` steps of the stepper on one batch, its accumulators swapped every `LOG_EVERY`."""
-    stepper = ek.train.Stepper(trainer, trainer.init())
+    """`steps` steps of the stepper on one batch, its accumulators swapped every `LOG_EVERY` of all steps made."""
+    stepper, numbers = ek.train.Stepper(trainer, trainer.init()), itertools.count(1)
 
     def work() -> None:
         aux = None
-        for number in range(1, steps + 1):
+        for number in itertools.islice(numbers, steps):
             stepper.step(batch)
             if number % LOG_EVERY == 0:
                 aux = stepper.swap()

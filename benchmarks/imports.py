@@ -15,16 +15,9 @@ moment when the first update has been computed: for `get_config().train(workdir)
 for the same example written by hand (`_digits_by_hand.py`).
 """
 
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-import jax
-
 import equikd as ek
+from benchmarks._first_step import FirstStep
+from benchmarks._processes import python, seconds_to_first_step
 from benchmarks._timing import finish, interleave, quick, ratios, show, times
 
 IMPORTS = {
@@ -40,31 +33,6 @@ FIRST_STEP = {
 }
 
 
-@ek.config.config
-class FirstStep:
-    """A writer that ends the process when the first update has been computed, and prints when that was."""
-
-    def open(self, run: object) -> "FirstStep":
-        """Needs nothing."""
-        return self
-
-    def tick(self, step: int) -> None:
-        """The first step has been dispatched; wait for it."""
-        jax.block_until_ready(jax.live_arrays())
-        sys.stdout.write(f"{time.time()}\n")
-        sys.stdout.flush()
-        os._exit(0)  # the rest of the run is of no interest
-
-    def write(self, record: object) -> None:
-        """Never called."""
-
-    def flush(self) -> None:
-        """Never called."""
-
-    def close(self) -> None:
-        """Called where `train` fails before the first step."""
-
-
 def first_step() -> None:
     """Train the digits example up to its first step, in a process and a working directory of its own."""
     from equikd.examples.digits import get_config
@@ -73,35 +41,9 @@ def first_step() -> None:
     ek.override(trainer, {"writers": (*trainer.writers, FirstStep())}).train("run")
 
 
-def python(code: str) -> str:
-    """The last line that a fresh interpreter prints on the standard output, in an empty working directory.
-
-    Raises:
-        subprocess.CalledProcessError: it fails; its standard error stands in the note.
-    """
-    unwanted = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")  # one round warms up, and leaves the bytecode
-    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
-    home = str(Path(__file__).parents[1])  # where this package lies
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        error = subprocess.CalledProcessError(done.returncode, command)
-        error.add_note(done.stderr)
-        raise error
-    return done.stdout.splitlines()[-1]
-
-
 def seconds_of_import(code: str) -> float:
     """Seconds that an import takes in a fresh interpreter, without the start of the interpreter."""
     return float(python(f"import time; start = time.perf_counter(); {code}; print(time.perf_counter() - start)"))
-
-
-def seconds_to_first_step(code: str) -> float:
-    """Seconds from the start of a process to the end of its first training step."""
-    start = time.time()
-    return float(python(code)) - start
 
 
 def main() -> None:

@@ -49,3 +49,11 @@ def weaken_public(x: jax.Array) -> jax.Array:
 def is_weak(x: object) -> bool:
     """Whether `x` is an array whose dtype gives way in promotion, as a Python scalar's does."""
     return bool(getattr(x, "weak_type", False))
+
+
+def is_ready(x: Any) -> bool:
+    """Whether an array has been computed. Nothing public tells without waiting: where JAX no longer does, False."""
+    try:
+        return x.is_ready()
+    except AttributeError:
+        return False

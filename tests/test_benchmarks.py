@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 
 import jax
 import numpy as np
@@ -9,6 +10,10 @@ import pytest
 
 from benchmarks import _timing as timing
 from benchmarks import metrics
+from benchmarks._task import TINY, Clock, shuffled
+from benchmarks.peers import FILES, Peer, available
+from benchmarks.peers._peer import on_device
+from benchmarks.peers.bare import PEER, start_scanned, start_without_loss
 
 
 def test_every_contestant_has_one_turn_a_round_and_the_warmup_is_thrown_away() -> None:
@@ -84,3 +89,49 @@ def test_contestants_of_the_sums_compute_the_same() -> None:
             expected = columns[column].mean(dtype=np.float64, where=masks)
             np.testing.assert_allclose(metrics.mean_of(result), expected, rtol=1e-4, err_msg=name)
     assert len(metrics.TEN) == 10
+
+
+def losses_of(peer: Peer, steps: int) -> list[float]:
+    assert peer.start is not None
+    batches = itertools.starmap(peer.place, itertools.islice(shuffled(TINY), steps))
+    return [float(loss) for loss in peer.start(TINY)(batches)]
+
+
+def test_peers_written_with_equinox_make_the_same_steps() -> None:
+    expected = losses_of(PEER, 5)
+    assert len(set(expected)) == 5
+    np.testing.assert_allclose(losses_of(available(["filter_jit"])["filter_jit"], 5), expected, rtol=1e-5)
+
+
+def test_a_training_starts_anew_each_time_it_is_called() -> None:
+    assert PEER.start is not None
+    training = PEER.start(TINY)
+    first, second = ([float(loss) for loss in training(itertools.islice(shuffled(TINY), 3))] for _ in range(2))
+    assert first == second
+
+
+def test_a_scan_by_hand_makes_as_many_steps_as_it_says() -> None:
+    batch = on_device(*next(shuffled(TINY)))
+    (scanned,) = start_scanned(TINY, 4)([batch])
+    *_, stepped = start_without_loss(TINY)([batch] * 4)
+    for one, other in zip(scanned, stepped, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, f"benchmarks.peers.{FILES['linen']}", None)
+    assert list(available(["linen", "filter_jit"])) == ["filter_jit"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("skipped: the peer linen")
+
+
+def test_the_clock_counts_whole_intervals_and_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(0.0, 5.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(seconds))
+    clock = Clock(10)
+    for step in range(1, 46):
+        clock.tick(step)
+    assert len(clock.marks) == 4  # at steps 15, 25, 35 and 45
+    assert clock.seconds_per_step()[0] == 0.5

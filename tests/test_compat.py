@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from equikd import _compat
-from equikd._compat import is_weak, weaken
+from equikd._compat import is_ready, is_weak, weaken
 
 WAYS = {"private": _compat._weaken_private, "public": _compat.weaken_public, "chosen": weaken}
 
@@ -83,3 +83,9 @@ def test_is_weak():
     assert is_weak(jnp.asarray(1.0))
     assert not is_weak(1.0)
     assert not is_weak(None)
+
+
+def test_whether_an_array_is_there():
+    """JAX still tells, without waiting; where it does not, the answer is no."""
+    assert is_ready(jax.block_until_ready(jnp.ones(3)))
+    assert not is_ready(object())

@@ -125,6 +125,7 @@ def adversarial():
     return trainer, trainer.train()
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_step_is_not_drawn_from_the_key_of_a_row(monkeypatch):
     """The model's keys are those that the step's key is split into."""
     drawn = []

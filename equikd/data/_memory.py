@@ -4,6 +4,9 @@ The order of an epoch is `numpy.random.default_rng((seed, epoch)).permutation(ro
 epoch, and of nothing else. So batch number k of a run is known without drawing those before it, and a resumed run goes
 on with the very batch that would have come next. Arrays are brought into the dtypes that JAX computes with once, at
 first use; a batch then costs one `take` an array.
+
+Where the arrays fit on the device, a run puts them there once, and its step takes the rows of a batch itself: all that
+the host then hands over are row numbers. These come from the same `Order`, so both ways give the same batches.
 """
 
 import dataclasses
@@ -22,12 +25,99 @@ from equikd.errors import DataError, message
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
-    """Arrays ready to take rows from."""
+class Table:
+    """Arrays ready to take rows from.
+
+    Attributes:
+        columns: the arrays, rows first.
+        structure: of a whole `Batch`: unflattening skips its constructor, which costs as much as taking the rows.
+        rows: how many there are.
+    """
 
     columns: list[np.ndarray]
-    structure: Any  # of a whole Batch: unflattening skips its constructor, which costs as much as taking the rows
+    structure: Any
     rows: int
+    _placed: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(column.nbytes for column in self.columns)
+
+    def on_device(self, where: Any) -> Any:
+        """The `data` of a batch of all rows, on a device; put there once.
+
+        Args:
+            where: a sharding.
+        """
+        if where not in self._placed:
+            columns = jax.device_put(self.columns, where)
+            self._placed[where] = self.structure.unflatten([*columns, all_real(self.rows)]).data
+        return self._placed[where]
+
+
+class Order:
+    """Which rows the batches of a training stream hold: a function of the seed and the epoch alone.
+
+    Example:
+        >>> order = Order(rows=5, size=2, seed=0, shuffle=False, drop_remainder=False)
+        >>> order.per_epoch, [(picks.tolist(), real) for picks, real in map(order.batch, (0, 2, 3))]
+        (3, [([0, 1], 2), ([4, 4], 1), ([0, 1], 2)])
+    """
+
+    def __init__(self, rows: int, size: int, seed: int, shuffle: bool, drop_remainder: bool) -> None:
+        self.rows, self.size, self.seed, self.shuffle = rows, size, seed, shuffle
+        self.per_epoch = rows // size if drop_remainder else -(-rows // size)
+        self._full = rows // size
+        self._dtype = np.int32 if rows < 2**31 else np.int64
+        self._epoch, self._rows = -1, np.arange(0)
+
+    def batch(self, number: int) -> tuple[np.ndarray, int]:
+        """The row numbers of a batch, int32 `size`, and how many of them are real; the others repeat its first row.
+
+        Args:
+            number: of the batch, over all epochs, from 0.
+        """
+        epoch, place = divmod(number, self.per_epoch)
+        picks = self._of(epoch)[place * self.size : (place + 1) * self.size]
+        if place < self._full:
+            return picks, self.size
+        filler = np.full(self.size - len(picks), picks[0], self._dtype)
+        return np.concatenate([picks, filler]), len(picks)
+
+    def batches(self, number: int, count: int, length: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The row numbers of `count` batches from one on, int32 `length size`; and, bool of that shape, which are real.
+
+        Args:
+            number: of the first batch.
+            count: how many, at most `length`; what comes after them is 0.
+            length: of the first axis.
+
+        Returns:
+            The row numbers; and None where all rows are real.
+        """
+        picks, real = np.zeros((length, self.size), self._dtype), None
+        done = 0
+        while done < count:
+            epoch, place = divmod(number + done, self.per_epoch)
+            if place < self._full:
+                some = min(count - done, self._full - place)
+                rows = self._of(epoch)[place * self.size : (place + some) * self.size]
+                picks[done : done + some] = rows.reshape(some, self.size)
+            else:
+                some = 1
+                picks[done], kept = self.batch(number + done)
+                real = np.ones((length, self.size), bool) if real is None else real
+                real[done] = real_rows(kept, self.size)
+            done += some
+        return picks, real
+
+    def _of(self, epoch: int) -> np.ndarray:
+        if self._epoch != epoch and (self.shuffle or self._epoch < 0):
+            order = order_of(self.seed, epoch, self.rows) if self.shuffle else np.arange(self.rows)
+            self._epoch, self._rows = epoch, order.astype(self._dtype)
+            self._rows.flags.writeable = False  # batches are views of it
+        return self._rows
 
 
 @config
@@ -97,17 +187,35 @@ class InMemory:
             DataError: `batch_size` is larger than the data and `drop_remainder` is on.
         """
         data = resolved(self)
-        table, per_epoch = _table(data), data.batches_per_epoch
-        if not per_epoch:
+        return _stream(_table(data), data.order(seed), int(start))
+
+    def order(self, seed: int) -> Order:
+        """Which rows the training batches hold.
+
+        Args:
+            seed: not negative; used where the field `seed` is None.
+
+        Raises:
+            DataError: `batch_size` is larger than the data and `drop_remainder` is on.
+        """
+        data = resolved(self)
+        rows, size = _table(data).rows, data.batch_size
+        order = Order(rows, size, int(seed) if data.seed is None else data.seed, data.shuffle, data.drop_remainder)
+        if not order.per_epoch:
             raise DataError(
                 message(
                     "InMemory: a batch is larger than the data, so that no batch is ever full",
-                    got=f"batch_size={data.batch_size}, {table.rows} rows",
-                    expected=f"batch_size <= {table.rows}",
+                    got=f"batch_size={size}, {rows} rows",
+                    expected=f"batch_size <= {rows}",
                     fix="lower batch_size, or pad: InMemory(..., drop_remainder=False)",
                 )
             )
-        return _stream(table, data, int(start), int(seed) if data.seed is None else data.seed, per_epoch)
+        return order
+
+    @property
+    def table(self) -> Table:
+        """The arrays, ready to take rows from."""
+        return _table(resolved(self))
 
     def epoch(self) -> Iterator[Batch]:
         """All rows once, in order; the last batch is padded to `batch_size`.
@@ -116,7 +224,7 @@ class InMemory:
         """
         data = resolved(self)
         table, size = _table(data), data.batch_size
-        return (_batch(table, None, start, size) for start in range(0, table.rows, size))
+        return (_batch(table, start, size) for start in range(0, table.rows, size))
 
     def spec(self) -> Batch:
         """Shapes and dtypes of a batch."""
@@ -146,35 +254,30 @@ def order_of(seed: int, epoch: int, rows: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(rows)
 
 
-def _stream(table: _Table, data: InMemory, start: int, seed: int, per_epoch: int) -> Iterator[Batch]:
-    size, columns, unflatten = data.batch_size, table.columns, table.structure.unflatten
-    full, mask = table.rows // size, all_real(size)
-    first_epoch, first = divmod(start, per_epoch)
-    for epoch in itertools.count(first_epoch):
-        order = order_of(seed, epoch, table.rows) if data.shuffle else None
-        for number in range(first, per_epoch):
-            if order is None or number >= full:
-                yield _batch(table, order, number * size, size)
-                continue
-            picks = order[number * size : (number + 1) * size]
-            yield unflatten([*[column.take(picks, 0) for column in columns], mask])
-        first = 0
+def _stream(table: Table, order: Order, start: int) -> Iterator[Batch]:
+    mask, size, unflatten = all_real(order.size), order.size, table.structure.unflatten
+    for number in itertools.count(start):
+        if not order.shuffle:
+            yield _batch(table, number % order.per_epoch * size, size)  # views, where they are whole
+            continue
+        picks, real = order.batch(number)
+        rows = [column.take(picks, 0) for column in table.columns]
+        yield unflatten([*rows, mask if real == size else real_rows(real, size)])
 
 
-def _batch(table: _Table, order: np.ndarray | None, start: int, size: int) -> Batch:
-    """The batch that begins at a place of an order (None: as the rows stand), padded with copies of its first row."""
+def _batch(table: Table, start: int, size: int) -> Batch:
+    """The rows from a place on as they stand, padded with copies of the first one."""
     count = min(size, table.rows - start)
-    if count == size and order is None:
+    if count == size:
         taken = [column[start : start + size] for column in table.columns]
     else:
         places = np.full(size, start)
         places[:count] += np.arange(count)
-        picks = places if order is None else order[places]
-        taken = [column.take(picks, 0) for column in table.columns]
+        taken = [column.take(places, 0) for column in table.columns]
     return table.structure.unflatten([*taken, real_rows(count, size)])
 
 
-def _table(data: InMemory) -> _Table:
+def _table(data: InMemory) -> Table:
     kept = data.__dict__.get("_table")
     if kept is None or kept[0] is not x64_enabled():
         data.validate()
@@ -182,14 +285,14 @@ def _table(data: InMemory) -> _Table:
     return kept[1]
 
 
-def _made_table(arrays: Any) -> _Table:
+def _made_table(arrays: Any) -> Table:
     try:
         on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, arrays)
     except TypeError as error:  # PRNG keys have no numpy form
         raise DataError(message("InMemory: an array has no numpy form", got=str(error))) from None
     columns, structure, rows = aligned(on_host, "InMemory")
     of_batch = jax.tree.structure(Batch(structure.unflatten(columns), all_real(rows)))
-    return _Table([_frozen(column) for column in columns], of_batch, rows)
+    return Table([_frozen(column) for column in columns], of_batch, rows)
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

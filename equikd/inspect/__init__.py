@@ -1,5 +1,7 @@
-"""Looking at an experiment without running it: what it consists of, and which of its floats are traced."""
+"""Looking at an experiment without running it: what it consists of, which of its floats are traced, what it costs."""
 
+from equikd.inspect._costs import Costs as Costs
+from equikd.inspect._costs import costs as costs
 from equikd.inspect._devices import Devices as Devices
 from equikd.inspect._explain import Difference as Difference
 from equikd.inspect._explain import Explanation as Explanation

@@ -1,12 +1,8 @@
 """How much memory the compiled step takes, by XLA's own account. This is the one part of a preflight that compiles."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
-import jax
-
-from equikd.train._setup import Setup
-from equikd.train._stepper import Program
+from equikd.train._program import Program
 
 
 class Memory(NamedTuple):
@@ -30,18 +26,13 @@ class Memory(NamedTuple):
         return self.arguments + self.temporary + self.outputs - self.reused
 
 
-def memory_of(program: Program, setup: Setup) -> Memory | None:
+def memory_of(program: Program) -> Memory | None:
     """The memory of a step, which is compiled for it; None where the backend gives no account.
 
     Args:
         program: the step's program.
-        setup: the experiment, for shapes.
     """
-    changing, kept = program.parted(jax.tree.leaves(eqx.filter(setup.state, _is_shape)))
-    config: Any = jax.tree.leaves(setup.config)
-    spec = setup.spec
-    compiled = program.run.lower(changing, program.fresh(), kept, config, spec.data, spec.mask).compile()
-    stats = compiled.memory_analysis()
+    stats = program.lowered().compile().memory_analysis()
     if stats is None:
         return None
     return Memory(
@@ -50,7 +41,3 @@ def memory_of(program: Program, setup: Setup) -> Memory | None:
         stats.output_size_in_bytes,
         stats.alias_size_in_bytes,
     )
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)

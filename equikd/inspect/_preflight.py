@@ -30,13 +30,13 @@ from equikd.model import static_floats
 from equikd.model._floats import spelled
 from equikd.train import Trainer
 from equikd.train._check import abstract, eval_view
+from equikd.train._feed import batches_from
 from equikd.train._in_step import enclosed
 from equikd.train._init_from import weights_of
-from equikd.train._session import first_batches
+from equikd.train._program import program_for
 from equikd.train._setup import Setup, prepare
 from equikd.train._state import TrainState, split
 from equikd.train._step import apply_updates, begin, forward, loss_and_gradients, losses_of
-from equikd.train._stepper import program_for
 from equikd.train._trainer import writers_of
 from equikd.train._weights import Taken
 from equikd.tree import join, named_leaves, parse, walk
@@ -136,7 +136,7 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
         ('batch.id: nothing reads it',)
     """
     setup = prepare(trainer, model, model_state)
-    first_batches(setup, 0)  # what opening the data refuses, and the writers, `train` would refuse too
+    batches_from(setup, 0)  # what opening the data refuses, and the writers, `train` would refuse too
     writers_of(trainer)
     weights = weights_of(trainer, setup.state)
     readers = readers_of(setup)
@@ -151,7 +151,7 @@ def check(trainer: Trainer, *, model: Any = None, model_state: Any = None, memor
         hyperparameter=Leaves(*_hyperparameters(setup.state)),
         floats=_floats(trainer, setup),
         warnings=(*_unread(setup, paths, readers), *_without_gradient(setup), *_idle(setup), *uneven_parts(setup)),
-        memory=memory_of(program_for(setup.config, setup.state, setup.spec), setup) if memory else None,
+        memory=memory_of(program_for(setup.config, setup.state, setup.spec)) if memory else None,
         accumulate=setup.config.accumulate,
         init_from=None if weights is None else weights.taken,
         devices=devices_of(setup),

@@ -19,7 +19,7 @@ from equikd.model._floats import float_leaves, line_of, spelled, with_floats
 from equikd.train._check import abstract
 from equikd.train._in_step import enclosed
 from equikd.train._init import initial_state
-from equikd.train._stepper import step_of
+from equikd.train._program import step_of
 from equikd.train._trainer import Trainer
 from equikd.tree import get
 

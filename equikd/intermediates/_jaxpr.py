@@ -35,18 +35,22 @@ def params_of(eqn: Any) -> dict[str, Any]:
     return eqn.params["_prim"].params if "_prim" in eqn.params else eqn.params
 
 
-def inner(eqn: Any) -> Iterator[Any]:
-    """The jaxprs that an equation holds, closed or open; not those of a backward pass, which compute everything again.
-
-    An inner gradient of a rematerialised function holds one of these: its marks are copies.
-    """
-    if eqn.params.get("differentiated") is True:
-        return
+def held(eqn: Any) -> Iterator[Any]:
+    """The jaxprs that an equation holds, closed or open."""
     for value in params_of(eqn).values():
         for one in value if isinstance(value, tuple | list) else (value,):
             jaxpr = one if hasattr(one, "eqns") else getattr(one, "jaxpr", None)
             if hasattr(jaxpr, "eqns"):
                 yield jaxpr
+
+
+def inner(eqn: Any) -> Iterator[Any]:
+    """The jaxprs that an equation holds; not those of a backward pass, which compute everything again.
+
+    An inner gradient of a rematerialised function holds one of these: its marks are copies.
+    """
+    if eqn.params.get("differentiated") is not True:
+        yield from held(eqn)
 
 
 def parts(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -10,12 +10,13 @@ from equikd._compat import Tracer
 from equikd.sharding._spread import Spread, spread_of
 
 
-def place(batch: Any, spread: Spread | None = None) -> Any:
+def place(batch: Any, spread: Spread | None = None, axis: int = 0) -> Any:
     """A batch as the compiled step takes it.
 
     Args:
         batch: a pytree of host or device arrays, batch axis first.
         spread: the devices; None: one.
+        axis: of the rows; of several batches in one array, 1.
 
     Returns:
         The batch; host arrays stay on the host, which jit transfers faster than a call of its own would. All feeding
@@ -28,7 +29,7 @@ def place(batch: Any, spread: Spread | None = None) -> Any:
         >>> place({"x": 1})
         {'x': 1}
     """
-    return batch if spread is None else jax.tree.map(spread.fed, batch)
+    return batch if spread is None else jax.tree.map(lambda array: spread.fed(array, axis), batch)
 
 
 def home(tree: Any) -> jax.sharding.SingleDeviceSharding | None:

@@ -73,22 +73,33 @@ class Spread:
         axes = [axis for axis, size in enumerate(leaf.shape) if size and size % self.devices == 0]
         return max(axes, key=lambda axis: leaf.shape[axis], default=None)
 
-    def options(self, changing: list[Any], kept: list[Any]) -> dict[str, Any]:
-        """The shardings at the border of a compiled step; its arguments are leaves of the train state, or shapes."""
+    def options(self, changing: list[Any], kept: list[Any], *, several: bool) -> dict[str, Any]:
+        """The shardings at the border of a compiled step.
+
+        Args:
+            changing: leaves of the train state, or their shapes.
+            kept: likewise, those that no step changes.
+            several: whether a call takes several batches, one after the other.
+        """
         new, old = self.each(changing), self.each(kept)
-        given = (new, self.whole, old, self.whole, self.rows, self.rows)
+        rows = [self.along(1)] * 2 + [self.whole] * 2 if several else [self.rows] * 2
+        given = (new, self.whole, old, self.whole, *rows)
         return {"in_shardings": given, "out_shardings": (new, self.whole)}
 
-    def fed(self, array: Any) -> Any:
+    def fed(self, array: Any, axis: int = 0) -> Any:
         """An array of a batch as the compiled step takes it.
+
+        Args:
+            array: of the batch, or of several.
+            axis: of the rows.
 
         Raises:
             DataError: the devices do not divide its rows.
         """
-        self.check_rows(array.shape[0])
+        self.check_rows(array.shape[axis])
         # An array on the host stays there: jit sends each device its rows faster than `device_put` would.
-        on_device = isinstance(array, jax.Array) and array.sharding != self.rows
-        return jax.device_put(array, self.rows) if on_device else array
+        on_device = isinstance(array, jax.Array) and array.sharding != self.along(axis)
+        return jax.device_put(array, self.along(axis)) if on_device else array
 
     def check_rows(self, rows: int) -> None:
         """Refuse batches that the devices do not divide.
@@ -140,9 +151,9 @@ class Home:
         del leaves
         return self.whole
 
-    def options(self, changing: list[Any], kept: list[Any]) -> dict[str, Any]:
+    def options(self, changing: list[Any], kept: list[Any], *, several: bool) -> dict[str, Any]:
         """The shardings at the border of a compiled step."""
-        del changing, kept
+        del changing, kept, several
         return {} if self.whole is None else {"in_shardings": self.whole, "out_shardings": self.whole}
 
 

@@ -7,6 +7,7 @@ functional core, usable alone: the trainer's step is built of its parts. `forwar
 
 from equikd.metrics import Aux as Aux
 from equikd.train._checkpoint import CheckpointStore as CheckpointStore
+from equikd.train._compilations import CompilationError as CompilationError
 from equikd.train._core import Step as Step
 from equikd.train._core import make_step as make_step
 from equikd.train._custom import gradients as gradients
@@ -15,6 +16,7 @@ from equikd.train._guard import RollBack as RollBack
 from equikd.train._guard import SkipNonFinite as SkipNonFinite
 from equikd.train._guard import StopOnNonFinite as StopOnNonFinite
 from equikd.train._init_from import InitFrom as InitFrom
+from equikd.train._profile import Profile as Profile
 from equikd.train._progress import Console as Console
 from equikd.train._progress import final_table as final_table
 from equikd.train._result import Result as Result
@@ -33,6 +35,7 @@ from equikd.train._step import forward as forward
 from equikd.train._step import loss_and_gradients as loss_and_gradients
 from equikd.train._step import losses_of as losses_of
 from equikd.train._stepper import Stepper as Stepper
+from equikd.train._throughput import Throughput as Throughput
 from equikd.train._trainer import Trainer as Trainer
 from equikd.train._trainer import step as step
 from equikd.train._weights import Taken as Taken

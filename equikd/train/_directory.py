@@ -8,6 +8,7 @@
       metrics.1.jsonl     the rows of an earlier start, where a later one began again at step 0
       tensorboard/        the same rows as TensorBoard events
       checkpoints/        states to resume from (`train/_checkpoint.py`)
+      profile/            traces, where `Trainer.profile` was told this directory
       .lock               there while a run is at work (`train/_lock.py`)
 
 `config.json` makes a directory a run directory. It is written last, and like every file here by `write_atomically`:
@@ -149,6 +150,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def profiles(self) -> Path:
+        """The directory of the profiler's traces."""
+        return self.path / "profile"
+
+    @property
     def exists(self) -> bool:
         """Whether a run lives here, that is, whether there is a config.json."""
         try:
@@ -201,10 +207,11 @@ class RunDirectory:
                 )
             )
         if nearest == self.path and not self.exists:
-            # Hidden files do not count: .DS_Store, .gitkeep, and our own temporary files. Nor does the file that a
-            # creation killed half-way may have left.
+            # Hidden files do not count: .DS_Store, .gitkeep, and our own temporary files. Nor do the file that a
+            # creation killed half-way may have left, and the traces of a profile.
+            ours = (self.environment.name, self.profiles.name)
             names = (file.name for file in self.path.iterdir())
-            others = sorted(name for name in names if not name.startswith(".") and name != self.environment.name)
+            others = sorted(name for name in names if not name.startswith(".") and name not in ours)
             if others:
                 raise RunDirectoryError(
                     message(

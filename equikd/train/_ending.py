@@ -72,6 +72,11 @@ class Ending:
     started: float = dataclasses.field(default_factory=time.monotonic)
     reason: str | None = None
 
+    @property
+    def stop_at(self) -> int | None:
+        """The step of `stop_after`, or None."""
+        return None if self.after is None else self.after.steps
+
     def observe(self, record: Record) -> None:
         """Take notice of a row of results."""
         if self.early is None or not self._scheduled(record):

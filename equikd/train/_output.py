@@ -22,6 +22,7 @@ from equikd.train._guard import Counts, SkipNonFinite, guard_of
 from equikd.train._in_step import InStep
 from equikd.train._source import model_facts
 from equikd.train._stepper import Stepper
+from equikd.train._throughput import Throughput
 from equikd.train._writers import Record, Writers
 
 
@@ -54,6 +55,7 @@ class Output:
         config: `trainer.in_step`.
         stepper: whose results these are.
         ending: is told of each row.
+        throughput: is told of each dispatch and each pause.
         seconds: of earlier sessions of this run.
         latest, summaries: the newest value and the newest summary of each result, by `split/name`.
         history: all rows of this session, without summaries: those of a long run would fill the memory.
@@ -63,6 +65,7 @@ class Output:
     config: InStep
     stepper: Stepper
     ending: Ending
+    throughput: Throughput
     seconds: float = 0.0
     latest: dict[str, float] = dataclasses.field(default_factory=dict)
     summaries: dict[str, Summary] = dataclasses.field(default_factory=dict)
@@ -73,6 +76,16 @@ class Output:
         """Seconds since the run began, over all its sessions."""
         return self.seconds + time.monotonic() - self.started
 
+    def tick(self, step: int) -> None:
+        """`step` updates have been dispatched; compilations among them that were not expected are told."""
+        self.throughput.tick(step)
+        self.writers.tick(step)
+        untold = self.stepper.compilations.untold
+        if untold:
+            for one in untold:
+                self.writers.write(one.record(step, self.elapsed()))
+            untold.clear()
+
     def write(self, pending: Pending | None) -> None:
         """Read results from the device and hand them to the writers.
 
@@ -80,6 +93,7 @@ class Output:
             NonFiniteError: training has failed; nothing is written.
         """
         if pending is not None:
+            speed = self.throughput.finished(pending.step) if pending.split == "train" else {}
             (scalars, summaries), counts = read(pending)
             refuse_failed(self.config, counts, lambda: self.stepper.state)
             if pending.split == "train" and counts is not None and isinstance(guard_of(self.config), SkipNonFinite):
@@ -88,7 +102,7 @@ class Output:
             self.summaries |= {f"{pending.split}/{name}": one for name, one in summaries.items()}
             self.history.append(Record(pending.step, pending.split, scalars, self.elapsed()))
             self.ending.observe(self.history[-1])
-            self.writers.write(dataclasses.replace(self.history[-1], summaries=summaries))
+            self.writers.write(dataclasses.replace(self.history[-1], summaries=summaries, speed=speed))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -182,6 +182,14 @@ def _rate(speed: float) -> str:
     return f"{speed:.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s"
 
 
+def _speed_of(record: Record, ticked: float | None) -> str:
+    """The speed of an interval as the row tells it, which leaves out evals and checkpoints; else as the ticks do."""
+    speed = record.speed.get("steps_per_second", ticked)
+    used = record.speed.get("model_flops_utilization")
+    parts = [*([] if speed is None else [_rate(speed)]), *([] if used is None else [f"MFU {100 * used:.3g}%"])]
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
 @final
 class _Speed:
     """Steps per second between the oldest and the newest of the last `count` points.
@@ -221,10 +229,10 @@ class _PlainLines:
         line = _line(record, self._run.num_steps)
         # Values are read one interval late, but the speed is that of the steps up to now: what ticked since the last
         # line.
-        if record.split == "train" and self._step is not None:
-            self._speed.add(self._clock(), self._step)
-            if (speed := self._speed.value) is not None:
-                line += f"  ({_rate(speed)})"
+        if record.split == "train":
+            if self._step is not None:
+                self._speed.add(self._clock(), self._step)
+            line += _speed_of(record, self._speed.value)
         try:
             self._stream.write(line + "\n")
             self._stream.flush()

@@ -34,7 +34,7 @@ from equikd.train._rows import Record, check_rows, name_for_old, read_records
 from equikd.train._setup import Setup
 from equikd.train._signals import Signals
 from equikd.train._state import TrainState
-from equikd.train._stepper import Stepper
+from equikd.train._stepper import Stepper, stepper_for
 from equikd.train._writers import JsonLines, Run, TensorBoard, Writers
 from equikd.tree import items, join, nested, parse
 
@@ -87,7 +87,7 @@ def restored(
         )
     accumulators = _arrays(Stepper.empty(setup.config, setup.state, setup.spec))
     whole, interval, facts = _read(directory, store, setup, step, changed, accumulators)
-    stepper = Stepper(setup.config, whole, spec=setup.spec, accumulators=interval)
+    stepper = stepper_for(setup, whole, interval)
     return Restored(stepper, step, float(facts["seconds"]), facts)
 
 

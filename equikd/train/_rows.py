@@ -29,6 +29,11 @@ class Record:
         metrics: names to values; nan and inf are possible.
         seconds: seconds since the run's start, summed over resumes.
         summaries: names to images, texts and histograms; not in `metrics.jsonl`, so none where rows were read from it.
+        differences: of a compilation of the step that was not the first, what made it necessary: path, kind, before,
+            after, fix.
+        speed: of a training interval, `steps_per_second`, `examples_per_second`, and `model_flops_utilization` where
+            the peak of the hardware is known. No two runs have the same, so it is no metric, and `Result.history` does
+            not hold it.
     """
 
     step: int
@@ -36,6 +41,8 @@ class Record:
     metrics: dict[str, float]
     seconds: float
     summaries: Mapping[str, Summary] = field(default_factory=dict)
+    differences: tuple[dict[str, str], ...] = ()
+    speed: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
@@ -67,13 +74,19 @@ def line(record: Record) -> bytes:
         "metrics": {name: value if math.isfinite(value) else str(value) for name, value in values.items()},
         "seconds": round(float(record.seconds), 3),
     }
+    if record.differences:
+        row["differences"] = list(record.differences)
+    if record.speed:
+        row["speed"] = {name: float(f"{record.speed[name]:.6g}") for name in sorted(record.speed)}
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def _record(line: bytes) -> Record:
     row = json.loads(line)
     metrics = {name: float(value) for name, value in row["metrics"].items()}
-    return Record(step=int(row["step"]), split=str(row["split"]), metrics=metrics, seconds=float(row["seconds"]))
+    speed = {name: float(value) for name, value in row.get("speed", {}).items()}  # evals and older rows have none
+    values = {"step": int(row["step"]), "split": str(row["split"]), "seconds": float(row["seconds"])}
+    return Record(**values, metrics=metrics, speed=speed, differences=tuple(row.get("differences", ())))
 
 
 def _rows(path: Path, data: bytes) -> list[tuple[Record, bytes]]:

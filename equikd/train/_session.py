@@ -4,23 +4,25 @@ A run in a directory goes on from the newest checkpoint. `RollBack` does the sam
 left, as if the process had been started again, with smaller updates.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 
 from equikd.config import to_json
-from equikd.data import Batch
-from equikd.errors import ConfigError, DataError, NonFiniteError, message
+from equikd.errors import ConfigError, NonFiniteError, message
+from equikd.train._auto import steps_per_call
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._directory import RunDirectory, environment_facts
 from equikd.train._ending import Ending
 from equikd.train._exhausted import memory_explained
 from equikd.train._failure import refuse_bad_start
+from equikd.train._feed import Feed, feed_of
 from equikd.train._guard import RollBack, guard_of
 from equikd.train._layers import located_in_layer
 from equikd.train._lock import locked
@@ -41,7 +43,8 @@ from equikd.train._resume import (
 from equikd.train._setup import Setup, part
 from equikd.train._signals import Signals
 from equikd.train._state import TrainState
-from equikd.train._stepper import Stepper
+from equikd.train._stepper import Stepper, stepper_for
+from equikd.train._throughput import throughput_of
 from equikd.train._writers import Run, Writers
 
 
@@ -87,8 +90,8 @@ class Session:
                 what = "guard: RollBack has nothing to go back to, since there is no work directory"
                 raise ConfigError(message(what, fix='train("runs/a"), or another guard'))
             run = Run(None, text, self.setup.num_steps, start_step=0)
-            stepper, batches = self._stepper(None), first_batches(self.setup, 0)
-            return self._loop(stepper, batches, Writers.open(self.writers, run), run, None, None)
+            stepper = self._stepper(None)
+            return self._loop(stepper, self._feed(stepper, 0), Writers.open(self.writers, run), run, None, None)
         keep = self.trainer.checkpoints.keep if self.trainer.checkpoints else 1
         with locked(directory), CheckpointStore(directory.checkpoints, keep) as store:
             directory.check()  # again, now that nobody else writes there
@@ -139,12 +142,12 @@ class Session:
         tell_start: Callable[[int], None],
     ) -> Result:
         stepper, start = self._stepper(found), 0 if found is None else found.step
-        batches = first_batches(self.setup, start)  # what can fail comes before anything is written
+        feed = self._feed(stepper, start)  # what can fail comes before anything is written
         self.ending.resume(start, {} if found is None else found.facts)
         tell_start(start)
         run = Run(directory.path, text, self.setup.num_steps, start)
         opened = begin(directory, self.writers, run, environment_facts(self.setup.seed))
-        return self._loop(stepper, batches, opened, run, store, found)
+        return self._loop(stepper, feed, opened, run, store, found)
 
     def _tell(self, directory: RunDirectory, start: int, changed: str) -> None:
         if directory.exists:
@@ -158,7 +161,10 @@ class Session:
             return found.stepper
         state = self.first()
         refuse_bad_start(self.setup.config, state)
-        return Stepper(self.setup.config, state, spec=self.setup.spec)
+        return stepper_for(self.setup, state)
+
+    def _feed(self, stepper: Stepper, start: int) -> Feed:
+        return feed_of(self.setup, stepper, start, steps_per_call(self.setup, stepper))
 
     def _back(
         self, directory: RunDirectory, store: CheckpointStore, error: NonFiniteError, returned: tuple[int, int] | None
@@ -180,7 +186,7 @@ class Session:
             raise error
         state = eqx.tree_at(lambda one: one.guard.scale, state, scale)
         accumulators = None if found is None else found.stepper.borrow()[1]
-        stepper = Stepper(self.setup.config, state, spec=self.setup.spec, accumulators=accumulators)
+        stepper = stepper_for(self.setup, state, accumulators)
         what = str(error).partition("\n")[0]
         sys.stderr.write(f"{what}; going back to step {start}, with updates multiplied by {float(scale):.3g}\n")
         return Restored(stepper, start, 0.0 if found is None else found.seconds, {} if found is None else found.facts)
@@ -188,15 +194,16 @@ class Session:
     def _loop(
         self,
         stepper: Stepper,
-        batches: Iterator[Batch],
+        feed: Feed,
         writers: Writers,
         run: Run,
         store: CheckpointStore | None,
         found: Restored | None,
     ) -> Result:
         setup, start, ending = self.setup, run.start_step, self.ending
-        with writers as opened:
-            output = Output(opened, setup.config, stepper, ending, 0.0 if found is None else found.seconds)
+        with contextlib.closing(feed), writers as opened:
+            seconds = 0.0 if found is None else found.seconds
+            output = Output(opened, setup.config, stepper, ending, throughput_of(setup), seconds)
             saving = None
             if store is not None and self.trainer.checkpoints is not None:
                 saving = Saving(store, self.trainer.checkpoints.every, setup.seed)
@@ -207,7 +214,7 @@ class Session:
                 if run.workdir is not None and ending.reached(start):
                     results_again(setup, stepper, output, run.workdir, start, self.signals)
                 else:
-                    loop(setup, stepper, batches, output, saving, self.signals, start, {row.split for row in rows})
+                    loop(setup, stepper, feed, output, saving, self.signals, start, {row.split for row in rows})
                     if ending.reason is not None:
                         sys.stderr.write(f"stopped: {ending.reason}\n")
         return Result(self.trainer, stepper.state, output.latest, output.summaries, tuple(output.history))
@@ -218,15 +225,3 @@ def ending_of(trainer: Any, setup: Setup, started: float) -> Ending:
     after, early = part(trainer, "stop_after"), part(trainer, "early_stop")
     evals = {one.name: one.settings for one in setup.evals}
     return Ending(setup.num_steps, after, early, setup.log_every, evals, started=started)
-
-
-def first_batches(setup: Setup, start: int) -> Iterator[Batch]:
-    """The training batches from number `start` on.
-
-    Raises:
-        DataError: there are none.
-    """
-    try:
-        return setup.data.batches(start, setup.seed)
-    except DataError as error:
-        raise DataError(f"train_data: {error}") from error

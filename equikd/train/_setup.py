@@ -26,9 +26,9 @@ from equikd.train._guard import RollBack
 from equikd.train._in_step import InStep, in_step
 from equikd.train._init import initial_state
 from equikd.train._padding import refuse_padding
+from equikd.train._program import program_for, step_of
 from equikd.train._skipped import refuse_skipped
 from equikd.train._state import TrainState
-from equikd.train._stepper import program_for, step_of
 from equikd.tree import join, named_leaves
 
 
@@ -60,6 +60,9 @@ class Setup:
         seed: of model, data order and PRNG keys.
         num_steps: updates to make.
         log_every: steps in a training interval.
+        steps_per_call: steps of a dispatch; "auto": whatever is fastest.
+        prefetch: batches from the host that are drawn ahead.
+        max_compilations: of the step; None: any number.
         data: the training pipeline.
         spec: shapes of a training batch.
         state: shapes of the train state.
@@ -70,6 +73,9 @@ class Setup:
     seed: int
     num_steps: int
     log_every: int
+    steps_per_call: int | str
+    prefetch: int
+    max_compilations: int | None
     data: Pipeline
     spec: Batch
     state: TrainState
@@ -131,7 +137,9 @@ def prepare(trainer: Any, model: Any = None, model_state: Any = None) -> Setup:
     results = {"train": program.empty} | {one.name: one.empty for one in made}
     check_result(part(trainer, "early_stop"), results, {one.name: one.settings for one in made})
     refuse_rolling_back(trainer)
-    return Setup(config, seed, part(trainer, "num_steps"), part(trainer, "log_every"), data, spec, state, tuple(made))
+    names = ("num_steps", "log_every", "steps_per_call", "prefetch", "max_compilations")
+    settings = {name: part(trainer, name) for name in names}
+    return Setup(config=config, seed=seed, **settings, data=data, spec=spec, state=state, evals=tuple(made))
 
 
 def refuse_rolling_back(trainer: Any) -> None:

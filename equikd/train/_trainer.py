@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from equikd.config import config, field, to_json
 from equikd.data import Batch
@@ -24,6 +24,7 @@ from equikd.optim import Freeze, Precision
 from equikd.sharding import DataParallel, Fsdp
 from equikd.train._checkpoint import CheckpointStore
 from equikd.train._compilation_cache import compilation_cache
+from equikd.train._compilations import COMPILATION
 from equikd.train._directory import RunDirectory, RunDirectoryError
 from equikd.train._guard import RollBack, SkipNonFinite, StopOnNonFinite
 from equikd.train._in_step import InStep, in_step
@@ -31,6 +32,7 @@ from equikd.train._init import initial_state
 from equikd.train._init_from import InitFrom, weights_of
 from equikd.train._loop import run_eval
 from equikd.train._output import Pending, read
+from equikd.train._profile import Plan, Profile
 from equikd.train._progress import Console
 from equikd.train._remat import check_policy
 from equikd.train._result import Result
@@ -122,12 +124,21 @@ class Trainer:
     """Eval name -> eval."""
     seed: int = field(dynamic=True, unsigned=True, default=0)
     """Of the model's parameters, the data order and the PRNG keys."""
+    steps_per_call: int | Literal["auto"] = 1
+    """Steps of one dispatch, in which the host does nothing: small models train faster. Logging, evals and checkpoints
+    come after the same steps as with 1. "auto" tries a few steps, and takes what is fastest."""
+    prefetch: int = 2
+    """Batches that a thread draws ahead where they come from the host; 0: none, and the data is read in the thread that
+    trains. `InMemory` data that takes at most a quarter of what is free on the device lies there instead."""
     log_every: int = 100
     """Steps in a training interval; metrics are exact over each."""
     checkpoints: Checkpoints | None = Checkpoints()
     """When to save, where there is a work directory; None: never."""
     writers: tuple[Any, ...] = (Console(), TensorBoard())
     """Where results go, beside metrics.jsonl."""
+    max_compilations: int | None = None
+    """How often `train` may compile the step; one more raises a `CompilationError` that says why. 1: once; 0: only what
+    an earlier run in this process has compiled. None: any number; each one after the first is told of."""
     compilation_cache: str | pathlib.Path | None = None
     """A directory in which compiled programs are kept, so that the next process loads what this one compiles; None:
     what the environment variable EQUIKD_COMPILATION_CACHE says."""
@@ -143,10 +154,17 @@ class Trainer:
             value = part(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        most, per_call = part(self, "max_compilations"), part(self, "steps_per_call")
+        if per_call != "auto" and (type(per_call) is not int or per_call < 1):
+            raise ValueError(f"steps_per_call must be an int of at least 1, or 'auto', got {per_call!r}")
+        for name, value in (("prefetch", part(self, "prefetch")), ("max_compilations", 0 if most is None else most)):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} must be an int of at least 0, got {value!r}")
         if part(self, "num_steps") >= 2**31:
             raise ValueError(f"num_steps must be below 2**31, the step being an int32, got {part(self, 'num_steps')}")
-        if "train" in self.evals:
-            raise ValueError("an eval cannot be named 'train', which is the split of the training intervals")
+        for taken, use in (("train", "training intervals"), (COMPILATION, "rows that tell of compilations")):
+            if taken in self.evals:
+                raise ValueError(f"an eval cannot be named {taken!r}, which is the split of the {use}")
         inside = [(one, other) for one in self.evals for other in (*self.evals, "train") if one.startswith(f"{other}/")]
         if inside:
             one, other = inside[0]
@@ -204,6 +222,7 @@ class Trainer:
             ConfigError: it lies past `num_steps`; or the config holds other arrays than those that the run began with.
             DataError: the data ends before `num_steps`.
             NonFiniteError: losses, gradients or parameters are not finite, and the guard goes no further.
+            CompilationError: the step would be compiled more often than `max_compilations` says.
             KeyboardInterrupt, SystemExit: SIGINT or SIGTERM has come (in the main thread). The step in progress is
                 finished and saved, what else is in progress is broken off; the same call then goes on, to the bit. A
                 second SIGINT ends at once.
@@ -271,6 +290,38 @@ class Trainer:
             chosen = [one for one in prepare(self, *live).evals if not names or one.name in names]
             found = {one.name: read(Pending(0, one.name, run_eval(one, state)))[0].scalars for one in chosen}
         return {f"{split}/{name}": value for split, results in found.items() for name, value in results.items()}
+
+    def profile(
+        self, workdir: Any, *, steps: int = 20, warmup: int = 5, model: Any = None, model_state: Any = None
+    ) -> Profile:
+        """Make some updates, measure them, and write a trace of JAX's profiler; nothing is trained for keeps.
+
+        Of a fresh state, one update that compiles and `warmup` more are not counted. `steps` updates are then timed as
+        they run in training, and as many again are traced, which takes time of its own. Evals and checkpoints are left
+        out, and so is what is read for logs.
+
+        Args:
+            workdir: a new or empty directory, or that of a run, which is left as it is: each trace is a new directory
+                in `workdir/profile`, for `tensorboard --logdir` with the plugin of XProf, and its `*.trace.json.gz`
+                for https://ui.perfetto.dev.
+            steps: updates to time, and to trace.
+            warmup: updates before, besides the first.
+            model: a live model, as in `init`.
+            model_state: its `eqx.nn.State`.
+
+        Returns:
+            What was measured, printed as a table.
+
+        Raises:
+            EquikdError: whatever is wrong with the experiment, before anything is computed; or a profile is being
+                taken already.
+            RunDirectoryError: the directory holds something else, or nothing may be written there.
+            DataError: the data ends too early; no trace is left.
+        """
+        plan = Plan.of(workdir, steps, warmup)
+        with compilation_cache(part(self, "compilation_cache")):
+            setup = prepare(self, model, model_state)
+            return plan.run(setup, lambda: self._fresh(setup, model, model_state))
 
     def _fresh(self, setup: Setup, model: Any, model_state: Any) -> TrainState:
         """The state before the first update; tells what weights it starts from, on the standard error."""

@@ -2,8 +2,8 @@ r"""Where the numbers of a run go: writers, and the rows they are given.
 
 A `Record` is one row of results: the training metrics of one interval, or one eval; and its summaries, which a writer
 may leave alone. A *writer* is a config class with one method, `open(run)`, that gives back something open for this run:
-`tick` after every step, `write` for every record, `flush` before a checkpoint, `close` at the end. The loop speaks to
-one `Writers`, which passes everything on to all of them.
+`tick` after every dispatch, of one step or of many, `write` for every record, `flush` before a checkpoint, `close` at
+the end. The loop speaks to one `Writers`, which passes everything on to all of them.
 
 A writer of one's own takes ten lines; it is its own open writer where it holds nothing open:
 
@@ -65,7 +65,7 @@ class OpenWriter(Protocol):
     """A writer at work."""
 
     def tick(self, step: int) -> None:
-        """`step` updates have been dispatched. Called after every step, so it must take well under a microsecond."""
+        """`step` updates have been dispatched. Called after every dispatch: well under a microsecond, please."""
 
     def write(self, record: Record) -> None:
         """Takes one row."""
@@ -198,7 +198,8 @@ class JsonLines:
 
     Metrics are sorted by name, seconds rounded to milliseconds. JSON has no nan and no infinities: they are written
     as the strings "nan", "inf", "-inf", which `float` reads. `read_records` gives the rows back. Scalars alone are
-    written: of images, texts and histograms nothing, so that a row that has no others has no metrics.
+    written: of images, texts and histograms nothing, so that a row that has no others has no metrics. Rows of training
+    intervals also have `"speed": {"examples_per_second": 3200.0, "steps_per_second": 100.0}`.
 
     On a resume, rows past the checkpoint and a torn last line are removed; a run that starts at step 0 starts an empty
     file, and the rows of an earlier start are kept as `metrics.1.jsonl` (or the next free number).
@@ -249,10 +250,10 @@ class TensorBoard:
     """Rows as TensorBoard events, one directory a split: `tensorboard --logdir runs`; nothing without a run directory.
 
     Events go to `tensorboard/<split>/` and a metric's tag is its name, so that `loss` of train and test are two
-    curves of one chart. Images, texts and histograms stand under their metric's name in dashboards of their own. The
-    text of the config stands under the tag `config` of `train`. Events are on disk as soon as they are written. On a
-    resume a restart mark makes TensorBoard drop the points past the checkpoint; the fast data server of newer versions
-    drops them when the first new point of that curve arrives.
+    curves of one chart. How fast training goes stands under `perf/`. Images, texts and histograms stand under their
+    metric's name in dashboards of their own. The text of the config stands under the tag `config` of `train`. Events
+    are on disk as soon as they are written. On a resume a restart mark makes TensorBoard drop the points past the
+    checkpoint; the fast data server of newer versions drops them when the first new point of that curve arrives.
     """
 
     def open(self, run: Run) -> OpenWriter:
@@ -290,6 +291,7 @@ class _OpenTensorBoard:
     def write(self, record: Record) -> None:
         values: list[dict[str, Any]]
         values = [{"tag": name, "simple_value": float(value)} for name, value in sorted(record.metrics.items())]
+        values += [{"tag": f"perf/{name}", "simple_value": float(v)} for name, v in sorted(record.speed.items())]
         values += [value for name, summary in sorted(record.summaries.items()) for value in rendered(name, summary)]
         self._append(self._file(record.split), step=int(record.step), summary={"value": values})
 

@@ -12,9 +12,9 @@ from equikd.tree import named_leaves
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl without `seconds`."""
+    """The rows of metrics.jsonl without what no two runs have the same."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "speed")} for line in lines]
 
 
 def leaves(tree: Any) -> dict[str, np.ndarray]:

@@ -183,6 +183,7 @@ def test_dropout_draws_what_it_draws_in_the_whole_batch(count: int) -> None:
     assert our_results == pytest.approx(their_results, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_running_statistics_pass_from_micro_batch_to_micro_batch() -> None:
     trainer = quick(ek.lazy(BatchNormed)(), optimizer=ek.lazy(optax.sgd)(0.0), accumulate=2)
     state = trainer.init()

@@ -103,7 +103,7 @@ def interrupting(at: int) -> Any:
 
     @contextlib.contextmanager
     def patched() -> Any:
-        step = ek.train.Stepper.step
+        step = ek.train.Stepper.run
 
         def stepping(self: Any, batch: Any) -> None:
             step(self, batch)
@@ -111,7 +111,7 @@ def interrupting(at: int) -> Any:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ek.train.Stepper, "step", stepping)
+            patch.setattr(ek.train.Stepper, "run", stepping)
             yield
 
     return patched()

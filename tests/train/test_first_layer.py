@@ -80,6 +80,7 @@ def stopped(trainer: ek.Trainer, *args: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_first_layer_and_its_iteration_are_named(snapshot: Any) -> None:
     text = stopped(make())
     snapshot("layer", text)

@@ -92,6 +92,7 @@ class Same(ek.metrics.Metric):
 # --- values and gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_values_have_the_batch_axis_first_and_those_of_scans_next() -> None:
     metrics = {f"m{i}": Same(path) for i, path in enumerate(PATHS)}
     encoder, blocks, third, part, given = values_of(make(metrics=metrics), *PATHS)
@@ -296,6 +297,7 @@ class Words(eqx.Module):
         return {"x": x, "word": "yes", "number": 3}
 
 
+@pytest.mark.slow
 def test_states_repeated_calls_outputs_that_are_no_arrays_loops_and_switches() -> None:
     options = ek.intermediates.Options(while_loops="last", absent="zeros")
     paths = [
@@ -317,6 +319,7 @@ def test_states_repeated_calls_outputs_that_are_no_arrays_loops_and_switches() -
     assert_same(leaves(watched.state.params()), leaves(make(Odd).train().state.params()))
 
 
+@pytest.mark.slow
 def test_the_states_of_layers_are_no_data_and_gradients_pass_by_them() -> None:
     paths = ["interms.norm", "interms.norm[0][0]", "grads.interms.norm", "grads.interms.norm.inputs[0]"]
     trainer = make(BatchNormed, metrics={f"m{i}": ek.metrics.Norm(path) for i, path in enumerate(paths)})

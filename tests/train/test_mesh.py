@@ -13,7 +13,7 @@ import pytest
 
 import equikd as ek
 from equikd.errors import DataError, WiringError
-from equikd.train._stepper import program_for
+from equikd.train._program import program_for
 from equikd.typing import Array, Bool, Float, Int
 from tests.train._parts import Unmasked
 from tests.train._small import BATCH, BatchNormed, Dropping, Plain, arrays, assert_same, evaluated, leaves, quick, small

@@ -306,6 +306,7 @@ def test_other_metrics_begin_a_new_interval(tmp_path, capsys):
     assert "mean" in names[120]
 
 
+@pytest.mark.slow
 def test_a_metric_of_something_else_begins_a_new_interval(tmp_path):
     def largest(path, workdir):
         trainer = dataclasses.replace(get_config(), metrics={"largest": ek.metrics.Max(values=path)})

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import equikd as ek
-from equikd.train import _checkpoint
+from equikd.train import _checkpoint, _feed
 from equikd.train._signals import Interrupted, Signals
 from tests.train._experiment import Args, get_config
 from tests.train._runs import assert_same, rows
@@ -52,10 +52,10 @@ def send(number: int) -> None:
     time.sleep(0.001)
 
 
-def interrupted(workdir: Path, number: int) -> None:
+def interrupted(workdir: Path, number: int, **changes: Any) -> None:
     """Train until the signal."""
     with pytest.raises(ENDINGS[number]) as caught:
-        get_config(ARGS).train(workdir)
+        ek.override(get_config(ARGS), changes).train(workdir)
     assert number == signal.SIGINT or caught.value.code == 143  # type: ignore[attr-defined]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -77,7 +77,7 @@ def assert_goes_on(workdir: Path, whole: tuple[ek.train.Result, Path]) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_it_steps(tmp_path, monkeypatch, whole, number):
-    step, count = ek.train.Stepper.step, itertools.count(1)
+    step, count = ek.train.Stepper.run, itertools.count(1)
 
     def stepping(self: Any, batch: Any) -> None:
         if next(count) == 33:
@@ -85,28 +85,29 @@ def test_while_it_steps(tmp_path, monkeypatch, whole, number):
         step(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ek.train.Stepper, "step", stepping)
+        patch.setattr(ek.train.Stepper, "run", stepping)
         interrupted(tmp_path / "run", number)
     assert steps_in(tmp_path / "run") == [25, 33]
     assert_goes_on(tmp_path / "run", whole)
 
 
 def test_while_the_first_step_compiles(tmp_path, monkeypatch, whole):
-    step = ek.train.Stepper.step
+    step = ek.train.Stepper.run
 
     def first(self: Any, batch: Any) -> None:
         send(signal.SIGTERM)
         step(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ek.train.Stepper, "step", first)
+        patch.setattr(ek.train.Stepper, "run", first)
         interrupted(tmp_path / "run", signal.SIGTERM)
     assert steps_in(tmp_path / "run") == [1]
     assert_goes_on(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_while_it_waits_for_data(tmp_path, monkeypatch, whole, number):
+def test_while_it_waits_for_data(tmp_path, monkeypatch, whole, number, prefetch):
     batches = ek.data.InMemory.batches
 
     def endless_wait(self: Any, start: int, seed: int) -> Iterator[Any]:
@@ -117,8 +118,10 @@ def test_while_it_waits_for_data(tmp_path, monkeypatch, whole, number):
 
     with monkeypatch.context() as patch:
         patch.setattr(ek.data.InMemory, "batches", endless_wait)
-        interrupted(tmp_path / "run", number)
-    assert steps_in(tmp_path / "run") == [12]
+        patch.setattr(_feed, "fits", lambda *arguments: False)
+        interrupted(tmp_path / "run", number, prefetch=prefetch)
+    (step,) = steps_in(tmp_path / "run")
+    assert 12 - prefetch - 1 <= step <= 12 if prefetch else step == 12
     assert_goes_on(tmp_path / "run", whole)
 
 
@@ -205,7 +208,7 @@ def test_while_a_finished_run_is_evaluated_again(tmp_path, monkeypatch, whole):
 def test_in_the_last_step_under_a_guard_that_skips(tmp_path, monkeypatch):
     """The row of the last interval is then written by the next start."""
     trainer = ek.override(get_config(ARGS), {"guard": ek.train.SkipNonFinite(), "num_steps": 20})
-    step, count = ek.train.Stepper.step, itertools.count(1)
+    step, count = ek.train.Stepper.run, itertools.count(1)
 
     def stepping(self: Any, batch: Any) -> None:
         if next(count) == 20:
@@ -213,7 +216,7 @@ def test_in_the_last_step_under_a_guard_that_skips(tmp_path, monkeypatch):
         step(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ek.train.Stepper, "step", stepping)
+        patch.setattr(ek.train.Stepper, "run", stepping)
         with pytest.raises(SystemExit):
             trainer.train(tmp_path / "run")
     assert trainer.train(tmp_path / "run").metrics["train/skipped_steps"] == 0
@@ -232,13 +235,13 @@ def test_while_the_experiment_is_checked_nothing_is_written(tmp_path, monkeypatc
 
 
 def test_without_a_work_directory_it_ends_too(monkeypatch):
-    step = ek.train.Stepper.step
+    step = ek.train.Stepper.run
 
     def stepping(self: Any, batch: Any) -> None:
         send(signal.SIGTERM)
         step(self, batch)
 
-    monkeypatch.setattr(ek.train.Stepper, "step", stepping)
+    monkeypatch.setattr(ek.train.Stepper, "run", stepping)
     with pytest.raises(SystemExit) as caught:
         get_config(ARGS).train()
     assert caught.value.code == 143
@@ -263,7 +266,8 @@ def test_data_that_swallows_it(tmp_path, monkeypatch, whole):
     assert_goes_on(tmp_path / "eval", whole)
     with monkeypatch.context() as patch:
         patch.setattr(ek.data.InMemory, "batches", lambda self, start, seed: swallowing(batches(self, start, seed), 7))
-        interrupted(tmp_path / "data", signal.SIGTERM)
+        patch.setattr(_feed, "fits", lambda *arguments: False)
+        interrupted(tmp_path / "data", signal.SIGTERM, prefetch=0)
     assert steps_in(tmp_path / "data") == [7]
     assert_goes_on(tmp_path / "data", whole)
 
