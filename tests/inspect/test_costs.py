@@ -117,7 +117,8 @@ def test_a_live_model_has_the_same_costs():
 def test_the_step_that_is_looked_at_is_the_one_that_runs(compilations):
     trainer = small(train_data=plain().train_data, model=plain().model, metrics={}, num_steps=1)
     ek.inspect.costs(trainer)
-    trainer.train()
+    stepper = ek.train.Stepper(trainer, trainer.init())
+    stepper.step(next(trainer.batches(stepper.state)))
     assert compilations.names.count("jit(flat_step)") == 1
 
 
